@@ -8,14 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from .sampling import SamplingParams
+from .sampling import ReasoningBudget, SamplingParams, TokenMask
 from .sampling.keywords import SamplingKeywords
 
 Prompt = str | Sequence[int]
+
+
+class Limiter(Protocol):
+    """What limits an answer to the ids of a prompt, as `chat_formats.ReasoningLimit` does. mask:
+    of a grammar.
+    """
+
+    def mask(self, prompt: Sequence[int], mask: TokenMask | None = None) -> ReasoningBudget | None:
+        """The mask of an answer; None where there is nothing to limit."""
+        ...
 
 
 class GenerateKeywords(SamplingKeywords, total=False):
@@ -30,6 +40,7 @@ class GenerateKeywords(SamplingKeywords, total=False):
     params: SamplingParams | None
     grammar: str | None
     json_schema: str | Mapping[str, Any] | None
+    reasoning: Limiter | None
 
 
 def is_list_of_prompts(prompt: Any) -> bool:

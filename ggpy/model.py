@@ -11,7 +11,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,8 @@ from . import arch, hub
 from .backends import choose
 from .backends.interface import Ops
 from .cache_types import AUTO, USUAL, CacheTypes
-from .generate_options import GenerateKeywords, Prompt, chosen_sampling, is_list_of_prompts
+from .chat_formats import ReasoningLimit
+from .generate_options import GenerateKeywords, Limiter, Prompt, chosen_sampling, is_list_of_prompts
 from .gguf import File
 from .grammar import Grammars, kind_and_text
 from .runtime import embedding
@@ -32,6 +32,7 @@ from .runtime.sequence import Piece, checked_stops, follow, whole
 from .runtime.sequence import Sequence as Answer
 from .sampling import SamplingParams
 from .sampling.keywords import SamplingKeywords
+from .sampling.params import without_bans
 from .tokenizer import Tokenizer
 from .tokenizer.templates import choose as choose_template
 
@@ -149,6 +150,7 @@ class Model:
         params: SamplingParams | None = None,
         grammar: str | None = None,
         json_schema: str | Mapping[str, Any] | None = None,
+        reasoning: Limiter | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[Piece, None, None]:
         """Continue a prompt, or each of a list: an iterator of pieces, one for each token.
@@ -186,6 +188,7 @@ class Model:
         grammar: GBNF, llama.cpp's notation, that the whole answer must match.
         json_schema: a JSON schema instead, as a dict or as a text. What of a schema cannot be
         enforced is refused. Both need `pip install 'ggpy[grammar]'`.
+        reasoning: ends the reasoning of answers to prompts of a chat; `chat` takes a number.
 
         >>> "".join(map(str, model.generate("hello", grammar='root ::= "yes" | "no"', seed=1)))
         'no'
@@ -215,7 +218,10 @@ class Model:
 
         def prepare(one: Any) -> Answer:
             mask = None if constraint is None else self.grammars.compile(*constraint)
-            return self.engine.prepare(self._ids(one), chosen, grammar=mask, **options)
+            ids = self._ids(one)
+            budget = reasoning.mask(ids, mask) if reasoning is not None else None
+            params = without_bans(chosen, budget.forced_ids) if budget else chosen
+            return self.engine.prepare(ids, params, grammar=budget or mask, **options)
 
         if not is_list_of_prompts(prompt):
             return self._pieces([prepare(prompt)])
@@ -234,6 +240,8 @@ class Model:
         messages: Sequence[Mapping[str, str]],
         *,
         chat_template: str | None = None,
+        reasoning_budget: int = -1,
+        reasoning_budget_message: str = "",
         **options: Unpack[GenerateKeywords],
     ) -> Generator[Piece, None, None]:
         """Answer a conversation: an iterator of pieces, one for each token.
@@ -251,6 +259,8 @@ class Model:
         first. The model's chat template, a Jinja program that runs in a sandbox, makes a prompt of
         them.
         chat_template: another template: a name ("chatml", "llama3", ...), Jinja, or a file.
+        reasoning_budget: tokens of reasoning at most; then the model is made to say the
+        reasoning_budget_message, and to answer. -1 is no limit.
         options: those of `generate`, with the same defaults.
 
         Raises what `generate` raises; ValueError for messages of another form; ChatTemplateError, a
@@ -259,6 +269,9 @@ class Model:
         """
         template = None if chat_template is None else choose_template(chat_template)
         rendered = self.tokenizer.apply_chat_template(messages, template)
+        if whole("reasoning_budget", reasoning_budget, least=-1) >= 0:
+            limit = reasoning_budget, reasoning_budget_message
+            options["reasoning"] = ReasoningLimit.of(self.tokenizer, template, *limit)
         return self.generate(self.tokenizer.encode_chat(rendered), **options)
 
     def _ids(self, prompt: Any) -> Sequence[int]:
@@ -318,19 +331,6 @@ class Model:
         self.close()
 
 
-def _open(path: str | os.PathLike[str]) -> File:
-    """The file of a path, or of a known model's name where no file is called so."""
-    if isinstance(path, str):
-        try:
-            hub.find(path)
-        except hub.HubError as error:
-            if Path(path).exists():
-                raise
-            raise FileNotFoundError(str(error)) from None
-        path = hub.resolve(path)
-    return File(path)
-
-
 def load(
     path: str | os.PathLike[str] | File,
     device: str | Ops = "auto",
@@ -383,7 +383,7 @@ def load(
         if value is not None:
             whole(name, value, least=int(name in counts))
     cache_types = CacheTypes(cache_type_k, cache_type_v)
-    file = path if isinstance(path, File) else _open(path)
+    file = path if isinstance(path, File) else File(hub.path_of(path))
     try:
         arch.find(file)  # first of all: another architecture's tokenizer may be unknown as well
         tokenizer = tokenizer or Tokenizer.from_gguf(file)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -468,3 +469,18 @@ def test_generate_keywords_are_those_of_generate():
     own = {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
     added = GenerateKeywords.__annotations__.keys() - SamplingKeywords.__annotations__.keys()
     assert {n: GenerateKeywords.__annotations__[n].__forward_arg__ for n in added} == own
+
+
+def test_a_chat_with_a_budget_of_reasoning(tiny_path):
+    with ggpy.load(tiny_path("llama"), device="cpu", n_ctx=256, n_threads=1) as model:
+        messages = [{"role": "user", "content": "hello"}]
+        options = {"max_tokens": 40, "seed": 3}
+        options["logit_bias"] = dict.fromkeys(model.tokenizer.end_ids, -inf)
+        options["chat_template"] = "{{ messages[-1].content }}<think>\n"
+        free = "".join(map(str, model.chat(messages, **options)))
+        limits = {"reasoning_budget": 9, "reasoning_budget_message": " Enough."}
+        text = "".join(map(str, model.chat(messages, **limits, **options)))
+        thought, closer, answer = text.partition(" Enough.</think>")
+        assert closer and answer and free.startswith(thought)
+        with pytest.raises(ValueError, match="reasoning_budget is -2: it must be -1 or more"):
+            model.chat(messages, reasoning_budget=-2)

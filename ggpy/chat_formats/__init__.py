@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from .budget import ReasoningLimit, reasoning_budget
 from .chat_format import ChatFormat
 from .deltas import CallArguments, CallBegin, CallEnd, Delta, ReasoningPart, TextPart
 from .detect import NAMES, by_name, detect
@@ -20,10 +21,12 @@ __all__ = [
     "ChatFormat",
     "ChatParser",
     "Delta",
+    "ReasoningLimit",
     "ReasoningPart",
     "TextPart",
     "by_name",
     "can_write",
     "detect",
+    "reasoning_budget",
     "with_written_calls",
 ]

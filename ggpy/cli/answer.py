@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..chat_formats import ReasoningLimit
     from ..model import Model
     from ..runtime.engine import Engine
     from ..runtime.sequence import Sequence as Answer
@@ -99,6 +100,7 @@ class AnswerSettings:
     context_shift: bool = False
     keep: int = 0  # first tokens that a context shift keeps; -1 is the whole prompt
     mask: Callable[[], TokenMask] | None = None  # what an answer must match: makes one for each
+    reasoning: ReasoningLimit | None = None  # what ends the reasoning of an answer
 
     def __post_init__(self) -> None:
         from ..runtime.sequence import checked_stops
@@ -115,19 +117,23 @@ class AnswerSettings:
     ) -> Answer:
         """A sequence of the engine that answers ids; ContextOverflow where they do not fit."""
         from ..runtime.engine import ContextOverflow
+        from ..sampling.params import without_bans
 
+        mask, params = self.mask() if self.mask else None, self.params
+        if self.reasoning and (budget := self.reasoning.mask(ids, mask)):
+            mask, params = budget, without_bans(params, budget.forced_ids)
         n_keep = len(ids) if self.keep < 0 else min(self.keep, len(ids))
         try:
             return engine.add(
                 ids,
-                self.params,
+                params,
                 max_tokens=self.max_tokens,
                 stop=self.stop,
                 context_shift=self.context_shift,
                 n_keep=min(n_keep, engine.n_ctx - 1),
                 keep=keep,
                 previous=previous,
-                grammar=self.mask() if self.mask else None,
+                grammar=mask,
             )
         except ContextOverflow as error:
             told = f"context is {error.n_ctx} tokens, the prompt has {error.n_prompt}"

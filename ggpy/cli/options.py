@@ -14,7 +14,7 @@ from typing import Any
 
 from ..cache_types import AUTO, CACHE_TYPES
 from . import llama_cpp, simulated
-from .parser import MODEL, Parser, Version, add_hub, add_threads, natural, positive
+from .parser import MODEL, Parser, Version, add_hub, add_reasoning, add_threads, natural, positive
 
 PROGRAM = "ggpy run"
 EPILOG = """\
@@ -327,6 +327,7 @@ def _generation(parser: Parser) -> None:
         metavar="TEXT",
         help="stop before this text; may be repeated",
     )
+    add_reasoning(group)
     constraint = group.add_mutually_exclusive_group()
     constraint.add_argument(
         "--grammar",

@@ -64,6 +64,23 @@ def add_threads(group: Any) -> None:
     group.add_argument("-t", "--threads", type=threads, metavar="N", help=THREADS)
 
 
+def add_reasoning(group: Any) -> None:
+    """The options that limit what a model thinks before it answers."""
+    group.add_argument(
+        "--reasoning-budget",
+        type=limit,
+        default=-1,
+        metavar="N",
+        help="tokens of reasoning at most, then it is ended; 0: none; -1: as the model likes (-1)",
+    )
+    group.add_argument(
+        "--reasoning-budget-message",
+        default="",
+        metavar="TEXT",
+        help="what the model is made to say where that budget ends (nothing)",
+    )
+
+
 def positive(text: str) -> int:
     """A whole number of 1 or more; ArgumentTypeError."""
     return _whole(text, 1)
@@ -77,6 +94,14 @@ def threads(text: str) -> int | None:
 def interval(text: str) -> float:
     """A number of seconds; infinity for -1, as llama.cpp says never; ArgumentTypeError."""
     return inf if text == "-1" else positive(text)
+
+
+def limit(text: str) -> int:
+    """A whole number of 0 or more, or -1 for no limit; ArgumentTypeError."""
+    try:
+        return -1 if text == "-1" else natural(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or -1") from None
 
 
 def natural(text: str) -> int:

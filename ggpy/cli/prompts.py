@@ -7,9 +7,10 @@ terminal.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
@@ -36,6 +37,7 @@ class ChatSettings:
     wanted: bool | None = None  # None: if the model has a template; False: raw text is continued
     template: str | None = None  # Jinja; None is the model's own
     system: str | None = None  # content of the first message
+    variables: Mapping[str, Any] = field(default_factory=dict)  # further ones of the template
 
 
 def read_prompt(source: PromptSource) -> str | None:
@@ -74,7 +76,7 @@ def decode(data: bytes, source: str) -> str:
 
 def single(settings: ChatSettings, tokenizer: Tokenizer, prompt: str) -> list[int]:
     """Ids of one prompt: through the chat template if there is one, else as raw text."""
-    if _template(settings, tokenizer) is None:
+    if template_of(settings, tokenizer) is None:
         if settings.system is not None:
             raise PromptError(
                 "-sys needs a chat template, and this model has none: --chat-template"
@@ -89,9 +91,9 @@ def converse(settings: ChatSettings, tokenizer: Tokenizer) -> Conversation:
     """A conversation without a question; PromptError where there is no template for one."""
     from ..tokenizer.conversation import Conversation
 
-    template = _template(settings, tokenizer)
+    template = template_of(settings, tokenizer)
     if template is not None:
-        return Conversation(tokenizer, template, settings.system)
+        return Conversation(tokenizer, template, settings.system, settings.variables)
     if settings.wanted is False:
         raise PromptError("--no-chat needs a prompt: give one with -p, -f or through a pipe")
     raise PromptError(
@@ -100,7 +102,7 @@ def converse(settings: ChatSettings, tokenizer: Tokenizer) -> Conversation:
     )
 
 
-def _template(settings: ChatSettings, tokenizer: Tokenizer) -> str | None:
+def template_of(settings: ChatSettings, tokenizer: Tokenizer) -> str | None:
     """The template to use; None where raw text is continued."""
     if settings.wanted is False:
         return None

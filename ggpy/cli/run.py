@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import hub
 from ..util.messages import escaped
@@ -27,6 +27,7 @@ from . import answer, chat, prompts
 from . import options as command_line
 
 if TYPE_CHECKING:
+    from ..chat_formats import ReasoningLimit
     from ..gguf import File
     from ..model import Model
     from ..sampling import TokenMask
@@ -58,6 +59,7 @@ def run(options: argparse.Namespace) -> int:
         arch.find(file)  # first of all: another architecture's tokenizer may be unknown as well
         tokenizer = Tokenizer.from_gguf(file)
         settings, asked = answer_settings(options, tokenizer), chat_settings(options)
+        settings = replace(settings, reasoning=reasoning_limit(options, asked, tokenizer))
         chatting = prompt is None or options.chat
         ids = [] if chatting else prompts.single(asked, tokenizer, prompt or "")
         conversation = prompts.converse(asked, tokenizer) if chatting else None
@@ -87,7 +89,15 @@ def chat_settings(options: argparse.Namespace) -> prompts.ChatSettings:
         return prompts.ChatSettings(wanted=False)
     system = options.system_prompt
     system = None if system is None else spoken(options, system, "-sys")
-    return prompts.ChatSettings(options.chat, chat_template(options), system)
+    template = chat_template(options)
+    return prompts.ChatSettings(options.chat, template, system, template_variables(options))
+
+
+def template_variables(options: argparse.Namespace) -> dict[str, Any]:
+    """What options say to the chat template."""
+    if options.reasoning_budget == 0:
+        return {"enable_thinking": False}
+    return {"thinking_budget": options.reasoning_budget} if options.reasoning_budget > 0 else {}
 
 
 def chat_template(options: argparse.Namespace) -> str | None:
@@ -141,6 +151,24 @@ def answer_mask(
     grammars = Grammars(tokenizer)
     grammars.compile(*constraint)  # so that a mistake is told before the model is loaded
     return partial(grammars.compile, *constraint)
+
+
+def reasoning_limit(
+    options: argparse.Namespace, asked: prompts.ChatSettings, tokenizer: Tokenizer
+) -> ReasoningLimit | None:
+    """What ends the reasoning of answers, if they have a budget; PromptError without a chat."""
+    if options.reasoning_budget < 0:
+        return None
+    from ..chat_formats import ReasoningLimit
+
+    template = prompts.template_of(asked, tokenizer)
+    if template is None:
+        raise prompts.PromptError(
+            "--reasoning-budget needs a chat template, which says how the model writes reasoning: "
+            "name one with --chat-template, or leave --no-chat away"
+        )
+    message = spoken(options, options.reasoning_budget_message, "--reasoning-budget-message")
+    return ReasoningLimit.of(tokenizer, template, options.reasoning_budget, message)
 
 
 def spoken(options: argparse.Namespace, text: str, source: str) -> str:

@@ -152,6 +152,7 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
         tool_format=options.tool_format,
         reasoning_format=options.reasoning_format,
         reasoning_budget=0 if options.reasoning == "off" else options.reasoning_budget,
+        reasoning_message=options.reasoning_budget_message,
         sampling=SamplingParams(**run_options.sampling(options)),
         max_tokens=options.predict if options.predict >= 0 else None,
         pooling=options.pooling,

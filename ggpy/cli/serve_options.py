@@ -20,7 +20,7 @@ from .options import (
     add_sampling,
     check_model,
 )
-from .parser import MODEL, Parser, Version, add_hub, interval, natural, positive
+from .parser import MODEL, Parser, Version, add_hub, add_reasoning, interval, natural, positive
 
 PROGRAM = "ggpy serve"
 EPILOG = """\
@@ -44,6 +44,7 @@ VARIABLES = {
     "LLAMA_ARG_HF_REPO": "--hf-repo",
     "LLAMA_ARG_THINK": "--reasoning-format",
     "LLAMA_ARG_THINK_BUDGET": "--reasoning-budget",
+    "LLAMA_ARG_THINK_BUDGET_MESSAGE": "--reasoning-budget-message",
     "LLAMA_ARG_STATIC_PATH": "--ui",
     "LLAMA_API_KEY": "--api-key",
 }
@@ -251,14 +252,7 @@ def _chat(parser: Parser) -> None:
         default="auto",
         help="none leaves reasoning in the text (auto: in reasoning_content)",
     )
-    add(
-        "--reasoning-budget",
-        type=int,
-        choices=[-1, 0],
-        default=-1,
-        metavar="N",
-        help="-1: as the model likes; 0: none",
-    )
+    add_reasoning(group)
     add(
         *("-rea", "--reasoning"),
         choices=["on", "off", "auto"],

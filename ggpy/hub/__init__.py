@@ -7,6 +7,7 @@ what is in a model file.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from .names import KNOWN, HubError, KnownModel, find, is_repository, known, known_names
@@ -22,6 +23,7 @@ __all__ = [
     "is_repository",
     "known",
     "known_names",
+    "path_of",
     "resolve",
 ]
 
@@ -33,6 +35,21 @@ def resolve(model: str | None = None) -> Path:
     """
     found = find(model)
     return found if isinstance(found, Path) else fetch(found)
+
+
+def path_of(model: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The file of a path, or of a known model's name where no file is called so; HubError, and
+    FileNotFoundError for what is neither.
+    """
+    if not isinstance(model, str):
+        return model
+    try:
+        find(model)
+    except HubError as error:
+        if Path(model).exists():
+            raise
+        raise FileNotFoundError(str(error)) from None
+    return resolve(model)
 
 
 def fetch(model: KnownModel) -> Path:

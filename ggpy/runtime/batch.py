@@ -118,9 +118,9 @@ class Flight:
     n_collected: int = 0  # rows whose tokens were accepted, or refused
 
     @property
-    def has_masks(self) -> bool:
-        """Whether some row is drawn under a mask."""
-        return any([s.sampler.mask is not None for s in self.owners])
+    def waits(self) -> bool:
+        """Whether some row is drawn under a mask that follows from the step before."""
+        return any([s.sampler.mask is not None and s.sampler.waits for s in self.owners])
 
 
 @lru_cache(maxsize=64)

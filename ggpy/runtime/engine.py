@@ -308,7 +308,7 @@ class Engine:
             with self.cache.cleared(self.ops.clear_pages, batch.spans()):
                 logits = self.decoder.run(batch.step(self._tables))
             flight = Flight(batch.owners, logits)
-            if self._flight is None or not flight.has_masks:
+            if self._flight is None or not flight.waits:
                 self._sample(flight)
         except BaseException:
             self._scheduler.interrupted(batch)

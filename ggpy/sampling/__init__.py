@@ -12,6 +12,7 @@ from .params import (
     RANGES,
     SamplingParams,
 )
+from .reasoning import ReasoningBudget, ReasoningMarkers
 from .sampler import NO_TOKEN, Chain, Sampler, uniform
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "Chain",
     "Filter",
     "Link",
+    "ReasoningBudget",
+    "ReasoningMarkers",
     "Sampler",
     "SamplingParams",
     "TokenMask",

@@ -39,6 +39,20 @@ class TokenMask(Protocol):
         ...
 
 
+def in_force(mask: TokenMask) -> bool:
+    """Whether a mask may forbid a token now. A kind of mask that often forbids none has a property
+    `active`.
+    """
+    return bool(getattr(mask, "active", True))
+
+
+def waits(mask: TokenMask) -> bool:
+    """Whether the token behind the next one may be forbidden, depending on the next one: then it
+    is drawn when that is accepted. A kind of mask that knows in advance has a property `waits`.
+    """
+    return bool(getattr(mask, "waits", True))
+
+
 def n_words(n_vocab: int) -> int:
     """Words of a row."""
     return -(-n_vocab // WORD_BITS)
@@ -55,8 +69,10 @@ def fill_together(masks: Sequence[TokenMask], rows: NDArray[np.int32]) -> list[E
     """Writes rows[k, n_words(V)] of k masks, zeros where something is wrong; what it is, of each.
 
     A kind of mask that fills many faster than one by one has a static method `fill_many(masks,
-    rows)`, which returns the errors.
+    rows)`, which returns the errors. One that asks another mask has a property `current`, which is
+    that one where nothing else matters.
     """
+    masks = [getattr(mask, "current", mask) for mask in masks]
     fill_many = getattr(type(masks[0]), "fill_many", None)
     if fill_many is not None and len({type(mask) for mask in masks}) == 1:
         errors: list[Exception | None] = fill_many(masks, rows)

@@ -6,8 +6,8 @@ chain reads which parameter is in `links`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from typing import Any
 
@@ -20,6 +20,7 @@ DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default
 
 LARGEST = 1e20  # of a parameter: with logits below 1e30, no result leaves float32
 MOST = 2**31 - 1  # tokens that a parameter may count
+UNWANTED = -1e6  # the bias of a token that is chosen only if there is no other
 MAX_BIASES = 1 << 16
 MAX_BREAKERS = 1 << 18  # token sequences: a few short texts make that many in a large vocabulary
 MAX_BREAKER_TOKENS = 1 + MAX_BREAKER_TAIL
@@ -155,3 +156,12 @@ def _breakers(given: object) -> Breakers:
                 f"at most {MAX_BREAKER_TOKENS} work"
             )
     return Breakers(tuple(int(id) for id in tokens) for tokens in given)
+
+
+def without_bans(params: SamplingParams, ids: Iterable[int]) -> SamplingParams:
+    """Parameters under which these tokens can be drawn where a mask allows nothing else."""
+    banned = [id for id in ids if params.logit_bias.get(id) == -inf]
+    if not banned:
+        return params
+    biases = {**params.logit_bias, **dict.fromkeys(banned, UNWANTED)}
+    return replace(params, logit_bias=biases)

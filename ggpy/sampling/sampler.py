@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .filters import Candidates
 from .links import ADJUSTMENTS, FILTERS
-from .mask import TokenMask, allowed_tokens, fill_checked, n_words
+from .mask import TokenMask, allowed_tokens, fill_checked, in_force, n_words, waits
 from .params import MASK64, SamplingParams
 from .ranking import Ids, Logits, Probabilities, crossing, weights
 
@@ -83,6 +83,16 @@ class Sampler:
         self.seed = params.seed if params.seed >= 0 else int.from_bytes(os.urandom(4), "little")
         self.error: Exception | None = None  # why `try_sample` chose no token
         self._expects = False  # whether the last of the history is not accepted yet
+
+    @property
+    def masked(self) -> bool:
+        """Whether the mask may forbid a token now."""
+        return self.mask is not None and in_force(self.mask)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the draw behind the next one must wait until the next token is accepted."""
+        return self.mask is not None and waits(self.mask)
 
     def accept(self, token: int) -> None:
         """Append a token to the history, or put it where one is expected.
@@ -170,8 +180,8 @@ class Sampler:
         return int(ids[crossing(kept, w, mass, side="right")])
 
     def _allowed(self) -> NDArray[np.bool_] | None:
-        """Returns allowed[V] of the next token; None without a mask."""
-        if self.mask is None:
+        """Returns allowed[V] of the next token; None without a mask that forbids any."""
+        if self.mask is None or not in_force(self.mask):
             return None
         row = np.empty(n_words(self.n_vocab), np.int32)
         fill_checked(self.mask, row)

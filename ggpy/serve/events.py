@@ -61,9 +61,10 @@ class ChatRequest:
     "tool_calls" and "tool_call_id". tools: in OpenAI's form, {"type": "function", "function":
     {"name", "description", "parameters", "strict"}}. tool_choice: "auto", "none", "required", or
     the name of a tool after "name:". template_variables: for the chat template (enable_thinking,
-    ...). reasoning: whether reasoning is told apart from the answer. continues: whether the answer
-    goes on with a last message of the assistant. generation_prompt: whether the prompt ends with
-    what the template writes before an answer.
+    ...). reasoning: whether reasoning is told apart from the answer. reasoning_budget: tokens of
+    reasoning at most; -1 is the server's. reasoning_message: said where it is cut short; None is
+    the server's. continues: whether the answer goes on with a last message of the assistant.
+    generation_prompt: whether the prompt ends with what the template writes before an answer.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -73,6 +74,8 @@ class ChatRequest:
     parallel_tool_calls: bool = True
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     reasoning: bool = True
+    reasoning_budget: int = -1
+    reasoning_message: str | None = None
     continues: bool = True
     generation_prompt: bool = True
 

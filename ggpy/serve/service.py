@@ -14,24 +14,23 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..chat_formats import ChatFormat, can_write, detect, with_written_calls
+from ..chat_formats import ChatFormat, can_write, detect, reasoning_budget, with_written_calls
 from ..grammar import GrammarError
 from ..model import Model
 from ..runtime.sequence import ContextOverflow
 from ..sampling import SamplingParams
-from ..sampling.params import MASK64
+from ..sampling.params import MASK64, without_bans
 from ..tokenizer import Tokenizer
 from ..tokenizer.chat import form_of
 from ..tokenizer.message_form import TemplateForm
 from ..tokenizer.renderer import MOST_BUSY
 from .answers.answer import Answering
-from .answers.constraints import ChatConstraints, schemas
+from .answers.constraints import ChatConstraints, limited, schemas
 from .answers.merge import cancel_all
 from .answers.vectors import Vectors
 from .answers.worker import EngineWorker, Full, Ticket
@@ -42,10 +41,9 @@ from .fields import Fields
 from .settings import ServerSettings
 
 if TYPE_CHECKING:
-    from ..sampling.mask import TokenMask
+    from ..sampling import ReasoningBudget, TokenMask
 
 LONG_TEXT = 2000  # characters, or tokens, from which work on them leaves the event loop
-UNWANTED = -1e6  # the bias of a token that is chosen only if there is no other
 
 Result = TypeVar("Result")
 
@@ -108,7 +106,8 @@ class ModelService:
                     reasoning_open=opened,
                 )
                 grammar = await self._chat_mask(either, constraint)
-                ticket = self._begin(ids, options, client, grammar, bool(self._markers))
+                budget = self._budget(request, opened, grammar)
+                ticket = self._begin(ids, options, client, grammar, bool(self._markers), budget)
                 answers.append(
                     Answering(
                         ticket,
@@ -162,9 +161,11 @@ class ModelService:
         client: str,
         grammar: TokenMask | None,
         special: bool = False,
+        budget: ReasoningBudget | None = None,
     ) -> Ticket:
-        """Hand a sequence to the engine's thread."""
-        params = options.params if grammar is None else self._may_end(options.params)
+        """Hand a sequence to the engine's thread. budget: asks the grammar itself."""
+        ends = () if grammar is None else self.tokenizer.end_ids
+        params = without_bans(options.params, (*ends, *(budget.forced_ids if budget else ())))
         try:
             sequence = self.engine.prepare(
                 ids,
@@ -176,7 +177,7 @@ class ModelService:
                 client=client,
                 salt=hashlib.blake2b(client.encode()).digest(),
                 cache=options.cache_prompt and self.settings.cache_prompt,
-                grammar=grammar,
+                grammar=budget or grammar,
                 special=special,
             )
             sequence.post_sampling = options.post_sampling
@@ -187,11 +188,6 @@ class ModelService:
             raise ApiError(400, str(error)) from None
         except (Full, RuntimeError) as error:
             raise ApiError(503, str(error), retry_after=RETRY_AFTER) from None
-
-    def _may_end(self, params: SamplingParams) -> SamplingParams:
-        """Parameters under which an answer can end where its grammar allows nothing else."""
-        end = {id for id in self.tokenizer.end_ids if params.logit_bias.get(id) == -inf}
-        return replace(params, logit_bias={**params.logit_bias, **dict.fromkeys(end, UNWANTED)})
 
     # Prompts
 
@@ -248,13 +244,17 @@ class ModelService:
 
     def _checked(self, request: ChatRequest) -> ChatRequest:
         """The request as it is answered: without tools that may not be called, with the server's
-        template variables, and with instructions where the template says nothing of tools.
+        template variables and budget of reasoning, and with instructions where the template says
+        nothing of tools.
 
         A constraint turns reasoning off, because it holds from the first token on.
         """
         variables: dict[str, Any] = dict(self.settings.template_variables)
-        if self.settings.reasoning_budget == 0 or request.options.constraint is not None:
+        request = limited(request, self.settings)
+        if request.reasoning_budget == 0 or request.options.constraint is not None:
             variables["enable_thinking"] = False
+        elif request.reasoning_budget > 0:
+            variables.setdefault("thinking_budget", request.reasoning_budget)
         tools = () if request.tool_choice == "none" else request.tools
         messages = request.messages
         if tools and (told := self.format.instructions(tools)):
@@ -266,6 +266,23 @@ class ModelService:
         return replace(request, messages=messages, tools=tools, template_variables=variables)
 
     # Constraints
+
+    def _budget(
+        self, request: ChatRequest, opened: bool, grammar: TokenMask | None
+    ) -> ReasoningBudget | None:
+        """What ends the reasoning of an answer; None where nothing does, or where there is none,
+        because a constraint holds from the first token on.
+        """
+        if request.reasoning_budget < 0 or request.options.constraint is not None:
+            return None
+        return reasoning_budget(
+            self.format,
+            self.tokenizer,
+            request.reasoning_budget,
+            request.reasoning_message or "",
+            opened=opened,
+            mask=grammar,
+        )
 
     async def _chat_mask(
         self, either: Constraint | None, constraint: Constraint | None

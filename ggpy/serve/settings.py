@@ -50,7 +50,8 @@ class ServerSettings:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     tool_format: str | None = None  # a name of chat_formats instead of what its template says
     reasoning_format: str = "auto"  # "none" leaves reasoning in the text
-    reasoning_budget: int = -1  # 0 turns reasoning off where the template can
+    reasoning_budget: int = -1  # tokens; 0 turns reasoning off where the template can, -1: no limit
+    reasoning_message: str = ""  # what the model says where its budget ends
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None  # where a request gives none
     pooling: str | None = None

@@ -204,6 +204,10 @@ class Tokenizer:
             return text.replace("\u2581", " ").encode()
         return _bytes_of(text)
 
+    def pieces(self, special: bool = False) -> Mapping[int, bytes]:
+        """`piece` of every id, looked up once: for who asks for each token that is generated."""
+        return self._pieces[special]
+
     def decode(self, ids: Iterable[int], special: bool = False, continues: bool = False) -> str:
         """The text of `ids`; `special` writes control and unknown tokens out.
 

@@ -5,7 +5,9 @@ It must not know where questions come from, or what becomes of answers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from . import Tokenizer
 
@@ -20,6 +22,7 @@ class Conversation:
     tokenizer: Tokenizer
     template: str  # Jinja
     system: str | None = None  # content of the first message, which `clear` keeps
+    variables: Mapping[str, Any] = field(default_factory=dict)  # further ones of the template
     messages: list[dict[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,5 +54,7 @@ class Conversation:
 
     def ids(self) -> list[int]:
         """The messages through the template, up to where the answer begins; ChatTemplateError."""
-        rendered = self.tokenizer.apply_chat_template(self.messages, self.template)
+        rendered = self.tokenizer.apply_chat_template(
+            self.messages, self.template, variables=self.variables
+        )
         return self.tokenizer.encode_chat(rendered)

@@ -403,3 +403,32 @@ def test_ggpy_runs_a_program() -> None:
     tool = [sys.executable, "-m", "ggpy", "make_tiny", "--help"]
     shown = subprocess.run(tool, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert shown.stdout.startswith("usage: ggpy make_tiny")
+
+
+def test_a_budget_of_reasoning(cli: Cli, tmp_path: Path) -> None:
+    """The model ends what it thinks, with a message whose escapes are replaced, and goes on."""
+    template = tmp_path / "thinks.jinja"
+    template.write_text("{{ messages[-1].content }}<think>\n")
+    asked = (*MODEL, "-p", "hello", "-n", "40", "-s", "3", "--ignore-eos", "--no-perf")
+    asked += ("--chat-template-file", str(template))
+    free = cli(*asked)
+    words = ("--reasoning-budget", "9", "--reasoning-budget-message", r"\nEnough.")
+    found = cli(*asked, *words)
+    assert (free.status, found.status) == (0, 0)
+    thought, closer, answer = found.out.partition("\nEnough.</think>")
+    assert closer and thought and answer and free.out.startswith(thought.strip())
+    assert cli(*asked, "--reasoning-budget", "0").out.strip().startswith("</think>")
+    for wrong, told in (
+        (("--no-chat", "--reasoning-budget", "9"), "needs a chat template"),
+        (("--reasoning-budget", "-2"), "0 or more, or -1"),
+    ):
+        refused = cli(*MODEL, "-p", "hello", *wrong)
+        assert refused.status == 2 and told in refused.err and len(refused.err.splitlines()) == 1
+
+
+def test_a_budget_is_told_to_the_template(cli: Cli) -> None:
+    template = "{{ enable_thinking | default('-') }} {{ thinking_budget | default('-') }}"
+    asked = (*MODEL, "-p", "x", "-n", "0", "--verbose-prompt", "--chat-template", template)
+    for budget, told in (("-1", "- -"), ("0", "False -"), ("7", "- 7")):
+        pieces = re.findall(r"b'(.*)'$", cli(*asked, "--reasoning-budget", budget).err, re.M)
+        assert "".join(pieces).removeprefix("<s>").strip() == told

@@ -85,6 +85,10 @@ def test_reasoning_of_all_requests() -> None:
         found = settings(["m.gguf", *words])
         assert (found.template_variables, found.reasoning_budget) == (variables, budget)
     assert settings(["m.gguf"], LLAMA_ARG_REASONING="off").reasoning_budget == 0
+    words = ["m.gguf", "--reasoning-budget", "500", "--reasoning-budget-message", " Enough."]
+    limits = {"LLAMA_ARG_THINK_BUDGET": "500", "LLAMA_ARG_THINK_BUDGET_MESSAGE": " Enough."}
+    for found in (settings(words), settings(["m.gguf"], **limits)):
+        assert (found.reasoning_budget, found.reasoning_message) == (500, " Enough.")
 
 
 def test_names_and_tags_of_the_model() -> None:
@@ -135,7 +139,7 @@ def test_a_wrong_variable_is_named(
         ["a.gguf", "--port", "70000"],
         ["a.gguf", "--api-prefix", "x"],
         ["a.gguf", "--chat-template", "a", "--chat-template-file", "b"],
-        ["a.gguf", "--reasoning-budget", "5"],
+        ["a.gguf", "--reasoning-budget", "-2"],
     ],
 )
 def test_what_cannot_be_is_refused(words: list[str]) -> None:

@@ -60,8 +60,8 @@ class SamplerRow:
     def __init__(self, sampler: Sampler) -> None:
         self.n_kept = n_candidates(sampler)
         self.look_back = _look_back(sampler) if self.n_kept else 0
-        chain, mask = sampler.chain, sampler.mask
-        self.argmax = self.n_kept > 0 and chain.greedy and not chain.adjustments and mask is None
+        chain = sampler.chain
+        self.argmax = self.n_kept > 0 and chain.greedy and not chain.adjustments  # without a mask
         self.row = np.zeros(1, ROW)
         self.edits: list[tuple[str, NDArray[np.int32]]] = []  # arrays that stand beside the row
         if self.n_kept:
@@ -97,7 +97,9 @@ class SamplingPlan:
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         self.samplers = list(samplers)
         rows = [_row_of(s) for s in samplers]
-        self.argmax_only = all([row.argmax for row in rows])
+        self._with_masks = [s for s in samplers if s.mask is not None]
+        self._in_force = [s.masked for s in self._with_masks]
+        self.argmax_only = all([row.argmax for row in rows]) and not any(self._in_force)
         self.width = max([row.n_kept for row in rows], default=0)
         self.host_rows = [i for i, row in enumerate(rows) if not row.n_kept]
         self.device_samplers = [s for s, row in zip(samplers, rows, strict=True) if row.n_kept]
@@ -107,11 +109,16 @@ class SamplingPlan:
         self.masked = {
             i: n_words(s.n_vocab)
             for i, (s, row) in enumerate(zip(samplers, rows, strict=True))
-            if row.n_kept and s.mask
+            if row.n_kept and s.masked
         }
         self.edits = self._edits(rows)
         n_last = sum(self.look_back.values()) + sum(self.masked.values())
         self.n_ints = self.rows.nbytes // 4 + len(self.edits) + n_last  # at most
+
+    def is_for(self, samplers: Sequence[Sampler]) -> bool:
+        """Whether it is the plan of these samplers, with the masks that are in force now."""
+        in_force = [s.masked for s in self._with_masks]
+        return samplers == self.samplers and in_force == self._in_force
 
     def _edits(self, rows: Sequence[SamplerRow]) -> NDArray[np.int32]:
         """The arrays that stand beside the rows, one after the other; the rows say where."""
@@ -218,7 +225,7 @@ class Sampling:
 
         The samplers' n_drawn goes up. ValueError for more than MAX_ROWS rows.
         """
-        if samplers != self._plan.samplers:
+        if not self._plan.is_for(samplers):
             self._plan = SamplingPlan(samplers)
             if len(samplers) > MAX_ROWS:
                 raise ValueError(f"{len(samplers)} sequences at once: at most {MAX_ROWS} work")

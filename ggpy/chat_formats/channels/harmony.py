@@ -28,6 +28,7 @@ class Harmony(Messages):
     ends: ClassVar[tuple[str, ...]] = (END, RETURN, CALL, START, CHANNEL)
     thought_open: ClassVar[str] = f"{CHANNEL}analysis{MESSAGE}"
     thought_close: ClassVar[str] = END
+    thought_header: ClassVar[str] = r"<\|channel\|>\s*analysis\s*"
 
     def call_headers(self, name: str) -> tuple[str, ...]:
         """The channel with the tool, or the role with it."""

@@ -22,7 +22,8 @@ class Messages:
     """A format of such answers.
 
     begins: markers that end a body and begin the header of the next message; ends: all that end a
-    body. thought_open, thought_close: around reasoning; between: behind it, and with thought_close
+    body. thought_open, thought_close: around reasoning; thought_header: pattern of all up to
+    <|message|> that begins reasoning; between: behind it, and with thought_close
     between two calls if `several` calls may stand in one answer.
     """
 
@@ -31,6 +32,7 @@ class Messages:
     ends: ClassVar[tuple[str, ...]]
     thought_open: ClassVar[str]
     thought_close: ClassVar[str]
+    thought_header: ClassVar[str]
     between: ClassVar[str] = f"{START}assistant"
     several: ClassVar[bool] = False
 

@@ -33,6 +33,7 @@ class Recipients(Messages):
     ends: ClassVar[tuple[str, ...]] = (MORE, END, START)
     thought_open: ClassVar[str] = f" to=self{MESSAGE}"
     thought_close: ClassVar[str] = MORE
+    thought_header: ClassVar[str] = r"\bto=self\s*"
     several: ClassVar[bool] = True
 
     def call_headers(self, name: str) -> tuple[str, ...]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...chat_formats import ChatFormat
 from ...chat_formats.constraint import call_grammar, can_answer_instead
 from ..errors import ApiError
 from ..events import ChatRequest, Constraint
+from ..settings import ServerSettings
 
 CHARACTERS_PER_TOKEN = 4  # about as many, in most languages and vocabularies
 
@@ -85,7 +87,8 @@ class ChatConstraints:
 
     def _reasoning_limit(self, request: ChatRequest, opened: bool) -> int | None:
         """Characters of reasoning before a call that is demanded: about half of the answer's
-        tokens. There is none if the template does not know it, or it is turned off.
+        tokens; a budget counts tokens instead. There is none if the template does not know it, or
+        it is turned off.
         """
         closer = self._format.reasoning_close
         known = self._format.channels is not None or closer in self._template
@@ -93,7 +96,22 @@ class ChatConstraints:
         if not opened and not (known and enabled):
             return 0
         n = request.options.max_tokens
-        return None if n is None else n * CHARACTERS_PER_TOKEN // 2
+        return None if n is None or request.reasoning_budget >= 0 else n * CHARACTERS_PER_TOKEN // 2
+
+
+def limited(request: ChatRequest, settings: ServerSettings) -> ChatRequest:
+    """The request with the server's budget of reasoning, if it has none of its own; before a call
+    that is demanded, half of the answer's tokens at most.
+    """
+    budget, asked = request.reasoning_budget, request.template_variables.get("enable_thinking")
+    if budget < 0 and not (settings.reasoning_budget == 0 and asked):
+        budget = settings.reasoning_budget
+    n = request.options.max_tokens
+    if budget > 0 and n is not None and request.tool_choice not in ("auto", "none"):
+        budget = min(budget, n // 2)
+    message = request.reasoning_message
+    message = settings.reasoning_message if message is None else message
+    return replace(request, reasoning_budget=budget, reasoning_message=message)
 
 
 def schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from ..fields import Fields
 from ..http.sse import DONE
 from .messages import read_messages, read_tool_choice, read_tools
 from .options import MAX_PROBS, MAX_TOP_LOGPROBS, answer_options
-from .reading import refuse
+from .reading import reasoning_limits, refuse
 from .timings import progress_of, timings_of, usage_of
 
 MAX_N = 64
@@ -73,6 +73,7 @@ def read_chat(
         parallel_tool_calls=body.flag("parallel_tool_calls", True) and not functions,
         template_variables=_variables(body),
         reasoning=body.text("reasoning_format", "auto") != "none",
+        **reasoning_limits(body),
         continues=body.flag("continue_final_message", True),
         generation_prompt=body.flag("add_generation_prompt", True),
     )

@@ -19,6 +19,8 @@ from ..fields import Fields
 # llama.cpp's parameters that bodies of all APIs may have: name -> lowest, highest value.
 EXTRA_RANGES = {name: RANGES[name][:2] for name in ("seed", "top_k", "min_p")}
 OTHER_MEDIA = ("image", "document", "file", "audio")  # in the types of parts
+MOST_TOKENS = 2**31 - 1
+LONGEST_MESSAGE = 4096  # characters
 UNREAD = "(This model reads text only: it cannot see what the tool returned.)"
 
 
@@ -53,6 +55,17 @@ def sampling(
             else:
                 given[name] = fields.number(name, None, low, high)
     return replace(defaults, **given)
+
+
+def reasoning_limits(fields: Fields) -> dict[str, Any]:
+    """llama.cpp's fields that limit the reasoning of an answer, as arguments of a ChatRequest."""
+    names = ("reasoning_budget_tokens", "thinking_budget_tokens")  # the first is llama.cpp's choice
+    given = [n for name in names if (n := fields.integer(name, None, -1, MOST_TOKENS)) is not None]
+    message = fields.text("reasoning_budget_message")
+    if message is not None and len(message) > LONGEST_MESSAGE:
+        told = f"{len(message)} characters are too many: give at most {LONGEST_MESSAGE}"
+        raise ApiError(400, f"reasoning_budget_message: {told}", param="reasoning_budget_message")
+    return {"reasoning_budget": given[0] if given else -1, "reasoning_message": message}
 
 
 def texts_of(

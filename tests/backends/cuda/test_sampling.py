@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
 
@@ -26,7 +27,15 @@ from ggpy.backends.numpy.backend import Reference
 from ggpy.gguf import File
 from ggpy.kernels.sampling.sample import MAX_TOP_K
 from ggpy.runtime.engine import Engine
-from ggpy.sampling import FILTERS, NO_TOKEN, Filter, Sampler, SamplingParams
+from ggpy.sampling import (
+    FILTERS,
+    NO_TOKEN,
+    Filter,
+    ReasoningBudget,
+    ReasoningMarkers,
+    Sampler,
+    SamplingParams,
+)
 
 V = 50000
 DEFAULTS = SamplingParams(seed=1)
@@ -270,6 +279,23 @@ def test_greedy_rows_with_a_mask_leave_the_argmax_kernel():
     assert SamplingPlan([Sampler(greedy, V)]).argmax_only
 
 
+def test_a_mask_that_forbids_nothing_leaves_the_argmax_kernel_alone(machine):
+    """Until it is in force, for one step of each sampler, and not together."""
+    sampling, n_vocab = Sampling(machine), 300
+    masks = [AllowedTokens(7), AllowedTokens(9), None]
+    greedy = SamplingParams(temperature=0)
+    ours, theirs = ([Sampler(greedy, n_vocab, (), mask) for mask in masks] for _ in range(2))
+    drawn, alone = [], []
+    for step in range(6):
+        masks[0].active, masks[1].active = step == 2, step in (3, 4)
+        values, logits = rows_on(machine, 3, n_vocab, step)
+        drawn.append(sampling.draw(logits, ours).read().tolist())
+        alone.append(sampling._plan.argmax_only)
+        assert drawn[-1] == [s.sample(row) for s, row in zip(theirs, values, strict=True)]
+    assert alone == [True, True, False, False, False, True]
+    assert drawn[2][0] == 7 and drawn[3][1] == drawn[4][1] == 9
+
+
 @pytest.mark.parametrize("params", [DEFAULTS, SamplingParams(seed=1, typical_p=0.9)])
 def test_a_mask_without_a_token_leaves_the_others_alone(machine, params):
     values, logits = rows_on(machine, 4, 200)
@@ -352,14 +378,23 @@ MIXED = [
 ]
 
 
+def budget(limit: int) -> ReasoningBudget:
+    """Ends an answer's reasoning with the ids 7 and 8."""
+    markers = ReasoningMarkers(re.compile(b"<"), b">", start=b"<")
+    return ReasoningBudget(limit, markers, (7, 8), (8,), lambda id: b"x", 453, opened=True)
+
+
 def answers(ops, path, **options) -> list[tuple[str | None, list[int]]]:
-    """How each of the mixed sequences ends, and its ids."""
+    """How each of the mixed sequences ends, and its ids; half have a budget of reasoning."""
     with File(path) as file:
         decoder = arch.load(file, ops, 64)
     engine = Engine(decoder, ops, Letters(), 64, n_batch=16, n_seq=4, **options)
     prompts = [np.random.default_rng(i).integers(5, 350, 3 + 7 * i).tolist() for i in range(6)]
-    pairs = zip(prompts, MIXED, strict=True)
-    sequences = [engine.add(p, params, max_tokens=6 + len(p) % 5) for p, params in pairs]
+    masks = [budget(2 + i) if i % 2 else None for i in range(6)]
+    sequences = [
+        engine.add(p, params, max_tokens=6 + len(p) % 5, grammar=mask)
+        for p, params, mask in zip(prompts, MIXED, masks, strict=True)
+    ]
     while engine.busy:
         engine.step()
     return [(s.finish, [p.id for p in s.pieces]) for s in sequences]
@@ -371,6 +406,7 @@ def test_mixed_answers_equal_those_of_chains_in_numpy(request, machine, tiny_pat
     """
     path = tiny_path("llama")
     found = [answers(cuda.Cuda(machine), path, run_ahead=ahead) for ahead in (True, False)]
+    assert [ids[n : n + 2] for n, (_, ids) in enumerate(found[0], 2) if n % 2] == [[7, 8]] * 3
     monkeypatch.setattr(sampling, "n_candidates", lambda sampler: int(sampler.chain.greedy))
     assert found == [answers(cuda.Cuda(machine), path)] * 2
     if request.node.callspec.params["machine"] == "emulator":

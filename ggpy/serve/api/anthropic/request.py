@@ -21,6 +21,7 @@ from ..reading import (
     chosen_tool,
     function_tool,
     part_type,
+    reasoning_limits,
     refuse,
     result_of,
     sampling,
@@ -54,6 +55,7 @@ def read(fields: Fields, service: ServedModel, counting: bool = False) -> ApiCal
         tool_choice=choice,
         parallel_tool_calls=parallel,
         template_variables=_template_variables(fields),
+        **_reasoning_limits(fields),
     )
     return ApiCall(request, fields.flag("stream", False))
 
@@ -85,24 +87,31 @@ def _constraint(fields: Fields) -> Constraint | None:
 
 
 def _template_variables(fields: Fields) -> dict[str, Any]:
-    """enable_thinking and thinking_budget, reasoning_effort, and any of chat_template_kwargs."""
+    """enable_thinking, reasoning_effort, and any of chat_template_kwargs."""
     variables: dict[str, Any] = {}
     thinking = fields.object("thinking")
     if thinking is not None:
         kind = thinking.one_of("type", ("enabled", "disabled", "adaptive", "between_tools"), "")
         if not kind:
             raise thinking.error("type", "enabled, disabled or adaptive")
-        budget = thinking.integer("budget_tokens", None, 1)
+        thinking.integer("budget_tokens", None, 1)
         if kind in ("enabled", "disabled"):
             variables["enable_thinking"] = kind == "enabled"
-        if kind == "enabled" and budget is not None:
-            variables["thinking_budget"] = budget
     config = fields.object("output_config")
     effort = config and config.text("effort")
     if effort:
         variables["reasoning_effort"] = effort
     extra = fields.object("chat_template_kwargs")
     return variables if extra is None else {**variables, **extra.values}
+
+
+def _reasoning_limits(fields: Fields) -> dict[str, Any]:
+    """budget_tokens of thinking that is enabled, or llama.cpp's fields."""
+    limits, thinking = reasoning_limits(fields), fields.object("thinking")
+    if thinking is not None and thinking.raw("type") == "enabled":
+        budget = thinking.integer("budget_tokens", None, 1)
+        return limits if budget is None else {**limits, "reasoning_budget": budget}
+    return limits
 
 
 def _tool(tool: Fields) -> dict[str, Any]:

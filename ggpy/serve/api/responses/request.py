@@ -20,6 +20,7 @@ from ..reading import (
     ApiCall,
     ChatMessages,
     part_type,
+    reasoning_limits,
     refuse,
     result_of,
     sampling,
@@ -54,6 +55,7 @@ def read(fields: Fields, service: ServedModel, max_tokens: int | None = None) ->
         tool_choice=choice,
         parallel_tool_calls=fields.flag("parallel_tool_calls", True),
         template_variables=_template_variables(fields),
+        **reasoning_limits(fields),
     )
     stream, timed = fields.flag("stream", False), fields.flag("timings_per_token", False)
     return ApiCall(request, stream, timed, _echo(fields, request))
