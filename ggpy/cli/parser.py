@@ -22,7 +22,7 @@ MODEL = f"a .gguf file, or a known model: {known_names()}"  # what MODEL means i
 
 
 _NO_NUMBER = re.compile(r"invalid (int|float) value: (.*)")  # argparse's words
-_NUMBERS = {"int": "a whole number", "float": "a number"}
+NUMBERS = {"int": "a whole number", "float": "a number"}  # by the name of an option's type
 _UNKNOWN = "unrecognized arguments: "
 
 
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line and exit with 2."""
-        told = one_line(_NO_NUMBER.sub(lambda m: f"{m[2]} is not {_NUMBERS[m[1]]}", message))
+        told = one_line(_NO_NUMBER.sub(lambda m: f"{m[2]} is not {NUMBERS[m[1]]}", message))
         unknown = message.removeprefix(_UNKNOWN).split() if message.startswith(_UNKNOWN) else []
         near = self._nearest(unknown[0]) if unknown else None
         hint = f"did you mean {near}? " if near else ""

@@ -20,7 +20,7 @@ from .options import (
     add_sampling,
     check_model,
 )
-from .parser import MODEL, Parser, Version, add_hub, interval, natural, positive
+from .parser import MODEL, NUMBERS, Parser, Version, add_hub, interval, natural, positive
 
 PROGRAM = "ggpy serve"
 EPILOG = """\
@@ -111,8 +111,11 @@ def _value(found: Parser, action: argparse.Action, variable: str, text: str) -> 
         return text.lower() in ON
     try:
         value = action.type(text) if callable(action.type) else text
-    except (ValueError, argparse.ArgumentTypeError) as error:
+    except argparse.ArgumentTypeError as error:
         found.error(f"{variable}: {error}")
+    except ValueError:
+        kind = getattr(action.type, "__name__", "")
+        found.error(f"{variable}: {text!r} is not {NUMBERS.get(kind, 'understood')}")
     if action.choices is not None and value not in action.choices:
         found.error(f"{variable} is {text!r}: choose from {', '.join(map(str, action.choices))}")
     return value

@@ -198,6 +198,13 @@ def test_what_is_wrong_is_told_before_anything_is_loaded(
     assert str(certificate) in told and "listening" not in told
 
 
+def test_a_wrong_number_of_a_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    for variable, kind in (("TEMP", "a number"), ("N_PREDICT", "a whole number")):
+        with pytest.raises(SystemExit):
+            serve_options.parse(["m.gguf"], {f"LLAMA_ARG_{variable}": "x"})
+        assert f"LLAMA_ARG_{variable}: 'x' is not {kind} (see" in capsys.readouterr().err
+
+
 def test_more_positions_than_the_model_knows_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     path = ROOT / "models" / "tiny" / "llama.gguf"
     common = [str(path), "--device", "numpy", "-np", "1", "-c"]
