@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from .util.messages import escaped
 from .util.outcome import REFUSED, ended
 from .util.paths import data_dir, version
 
@@ -80,12 +81,26 @@ def main(arguments: list[str] | None = None) -> int:
     return start(words[0], words[1:])
 
 
+def unknown(name: str) -> str:
+    """What is wrong with a word that is no program, and what to do."""
+    from difflib import get_close_matches
+
+    shown = escaped(name)
+    if name.startswith("-"):
+        hint = f"a program comes first, as in `ggpy run {shown}`"
+    elif name.endswith(".gguf"):
+        hint = f"`ggpy run {shown}` runs a model"
+    else:
+        near = get_close_matches(name, programs(), 1)
+        hint = f"did you mean {near[0]}?" if near else "it must be the name of a program"
+    return f"unknown program '{shown}': {hint} (`ggpy --help` lists the programs)"
+
+
 def start(name: str, arguments: list[str]) -> int:
     """Run a program as the process's own; its exit status, unless it exits itself."""
     path = programs().get(name)
     if path is None:
-        known = ", ".join(programs())
-        print(f"ggpy: error: unknown program {name!r}; there are: {known}", file=sys.stderr)
+        print(f"ggpy: error: {unknown(name)}", file=sys.stderr)
         return REFUSED
     sys.argv = [f"ggpy {name}", *arguments]
     if name in IN_PACKAGE:

@@ -7,6 +7,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 
 from ggpy.__main__ import programs
 from ggpy.arch import architectures
+from ggpy.runtime.stats import EngineStats
+from ggpy.serve.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
@@ -69,6 +72,18 @@ def test_the_check_of_commands_sees_what_it_must() -> None:
 @pytest.mark.parametrize("name", LONGEST)
 def test_pages_stay_short(name: str) -> None:
     assert len(text_of(ROOT / name).splitlines()) <= LONGEST[name]
+
+
+def test_serving_has_every_path_and_every_metric() -> None:
+    page = text_of(ROOT / "docs" / "serving.md")
+    sources = "".join(text_of(ROOT / "ggpy" / "serve" / f"{n}.py") for n in ("app", "routes"))
+    paths = re.findall(r'^ +"(/[^"{]+)": (?:self|server)\.', sources, re.M)
+    assert len(paths) > 20
+    assert [path for path in paths if f"{path}`" not in page] == []
+    lines = Metrics().text(EngineStats(*[0] * len(fields(EngineStats)))).splitlines()
+    names = [line.split()[2] for line in lines if line.startswith("# TYPE ")]
+    assert len(names) > 20
+    assert [name for name in names if not re.search(f"`{name}[`{{]", page)] == []
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/models.md", "docs/package.md"])

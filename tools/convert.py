@@ -138,7 +138,8 @@ def run(options: argparse.Namespace) -> int:
         refuse_inputs(found, [folder.path / name for name in folder.names()])
         announce(model, found, type)
         if mix.n_fallback:
-            say(f"{mix.n_fallback} tensors have rows that are no whole blocks of their type in it")
+            say(f"{mix.n_fallback} tensors get another type than {type} gives them, because their "
+                "rows are not a multiple of its blocks")  # fmt: skip
         if not options.dry_run:
             convert(found, options)
     return 0

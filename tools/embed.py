@@ -188,8 +188,8 @@ def ranked(model: Model, texts: Sequence[str], options: argparse.Namespace) -> i
     for i, pair in enumerate(pairs):
         if len(pair) != 2:
             raise ValueError(
-                f"text {i} has {len(pair)} parts: --pooling rank needs a query and a document, "
-                f"with '{escaped(options.cls_separator)}' between"
+                f"text {i} is not a query and a document with "
+                f"'{escaped(options.cls_separator)}' between, which --pooling rank needs"
             )
     scores: list[float] = []
     for query, group in groupby(pairs, lambda pair: pair[0]):

@@ -123,7 +123,7 @@ def scores(file: File, options: argparse.Namespace, collector: Collector) -> Ite
     observed = ObservedOps(ops, collector.see, collector.see_experts)
     n_ctx, n_batch = options.ctx_size, options.batch_size
     model = Evaluator(file, observed, n_ctx, n_batch, whole=True)
-    say(f"on {ops.name} ({ops.reason}), n_ctx={n_ctx}, {model.n_seq} chunks together")
+    say(f"on {ops.name} ({ops.reason}), n_ctx={n_ctx}, chunks of a step: {model.n_seq}")
     start, n_groups = time.monotonic(), -(-len(chunks) // model.n_seq)
     for i, logits in enumerate(model.logits(chunks)):
         if i == 0:

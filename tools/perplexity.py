@@ -111,7 +111,7 @@ def evaluator(file: File | Requantized, options: argparse.Namespace, n_ctx: int)
     ops = choose(options.device, options.threads, say, gemm=options.gemm)
     types = CacheTypes(options.cache_type_k, options.cache_type_v)
     found = Evaluator(file, ops, n_ctx, options.batch_size, cache_types=types)
-    say(f"on {ops.name} ({ops.reason}), n_ctx={n_ctx}, {found.n_seq} chunks together")
+    say(f"on {ops.name} ({ops.reason}), n_ctx={n_ctx}, chunks of a step: {found.n_seq}")
     return found
 
 

@@ -265,7 +265,7 @@ def _general(parser: Parser) -> None:
 
 def _model(parser: Parser) -> None:
     group = parser.add_argument_group("model")
-    group.add_argument("model", metavar="MODEL", nargs="?", help=MODEL)
+    group.add_argument("model", metavar="MODEL", nargs="?", help=f"{MODEL} (the first of these)")
     group.add_argument("-m", "--model", dest="model_flag", metavar="MODEL", help="the same")
     add_hub(group)
     add_machine(group)

@@ -21,6 +21,11 @@ THREADS = "CPU threads (one for each core)"
 MODEL = f"a .gguf file, or a known model: {known_names()}"  # what MODEL means in every program
 
 
+_NO_NUMBER = re.compile(r"invalid (int|float) value: (.*)")  # argparse's words
+NUMBERS = {"int": "a whole number", "float": "a number"}  # by the name of an option's type
+_UNKNOWN = "unrecognized arguments: "
+
+
 class Parser(argparse.ArgumentParser):
     """The parser of `ggpy NAME`: errors in one line, no abbreviated options."""
 
@@ -35,8 +40,20 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line and exit with 2."""
-        print(f"{self.prog}: error: {one_line(message)} (see {self.prog} --help)", file=sys.stderr)
+        told = one_line(_NO_NUMBER.sub(lambda m: f"{m[2]} is not {NUMBERS[m[1]]}", message))
+        unknown = message.removeprefix(_UNKNOWN).split() if message.startswith(_UNKNOWN) else []
+        near = self._nearest(unknown[0]) if unknown else None
+        hint = f"did you mean {near}? " if near else ""
+        print(f"{self.prog}: error: {told} ({hint}see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(REFUSED)
+
+    def _nearest(self, word: str) -> str | None:
+        """The long option that --help shows and that is most like the word."""
+        from difflib import get_close_matches
+
+        visible = (a.option_strings for a in self._actions if a.help != argparse.SUPPRESS)
+        known = [name for names in visible for name in names if name.startswith("--")]
+        return next(iter(get_close_matches(word.partition("=")[0], known, 1, 0.8)), None)
 
 
 class Version(argparse.Action):

@@ -242,6 +242,11 @@ def load(path: Path, options: argparse.Namespace) -> Model:
             n_positions //= 2
             file = File(path)  # a failed load closes it
     say(f"model: {path.name}, {loaded.file.nbytes / 1e6:.0f} MB in {since(started)}")
+    if loaded.n_ctx_train and loaded.n_ctx > loaded.n_ctx_train:
+        note(
+            f"an answer may have {loaded.n_ctx} tokens, but the model knows {loaded.n_ctx_train}: "
+            f"--ctx-seq {loaded.n_ctx_train} limits it"
+        )
     for warning in loaded.tokenizer.warnings:
         note(escaped(warning))
     if ops.asynchronous and options.warmup:

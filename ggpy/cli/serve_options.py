@@ -20,7 +20,17 @@ from .options import (
     add_sampling,
     check_model,
 )
-from .parser import MODEL, Parser, Version, add_hub, add_reasoning, interval, natural, positive
+from .parser import (
+    MODEL,
+    NUMBERS,
+    Parser,
+    Version,
+    add_hub,
+    add_reasoning,
+    interval,
+    natural,
+    positive,
+)
 
 PROGRAM = "ggpy serve"
 EPILOG = """\
@@ -29,10 +39,11 @@ option that is not given is read from the environment: LLAMA_ARG_ and its long n
 LLAMA_ARG_CTX_SIZE; the command line wins. Options of llama-server that have no effect here are
 accepted.
 
-SIGTERM or Ctrl-C lets running requests end (--drain); a second one ends them, a third the process.
+SIGTERM, SIGHUP or Ctrl-C lets running requests end (--drain); a second one ends them, a third the
+process.
 
-Exit status: 0 after SIGTERM or Ctrl-C; 1 if the engine fails; 2 for bad usage, a bad file, a port
-that is taken, or a device or memory that is not there; 130 after a third signal."""
+Exit status: 0 after one of these signals; 1 if the engine fails; 2 for bad usage, a bad file, a
+port that is taken, or a device or memory that is not there; 130 after a third signal."""
 # llama.cpp's variables whose names are not those of the options.
 VARIABLES = {
     "LLAMA_ARG_N_PARALLEL": "--parallel",
@@ -111,8 +122,11 @@ def _value(found: Parser, action: argparse.Action, variable: str, text: str) -> 
         return text.lower() in ON
     try:
         value = action.type(text) if callable(action.type) else text
-    except (ValueError, argparse.ArgumentTypeError) as error:
+    except argparse.ArgumentTypeError as error:
         found.error(f"{variable}: {error}")
+    except ValueError:
+        kind = getattr(action.type, "__name__", "")
+        found.error(f"{variable}: {text!r} is not {NUMBERS.get(kind, 'understood')}")
     if action.choices is not None and value not in action.choices:
         found.error(f"{variable} is {text!r}: choose from {', '.join(map(str, action.choices))}")
     return value
@@ -199,7 +213,7 @@ def _scheduler(parser: Parser) -> None:
         default=0,
         metavar="N",
         help="positions of the KV cache, which all answers share (0: what the model was trained "
-        "for, as far as there is memory)",
+        "for, at most 16384 on the CPU; half of it, and so on, until it fits into memory)",
     )
     add("--ctx-seq", type=positive, metavar="N", help="positions of one answer at most (-c)")
     add_batch_size(group)
@@ -226,7 +240,8 @@ def _scheduler(parser: Parser) -> None:
         "--warmup",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="on a GPU, steps of several sizes before the first request (yes)",
+        help="on a GPU: evaluate prompts and answers of several sizes before the first request, "
+        "which then is not slower than later ones (yes)",
     )
     add("--deadline", type=positive, metavar="S", help="seconds for an answer at most (no limit)")
 
@@ -250,7 +265,7 @@ def _chat(parser: Parser) -> None:
         "--reasoning-format",
         choices=["auto", "none", "deepseek", "deepseek-legacy"],
         default="auto",
-        help="none leaves reasoning in the text (auto: in reasoning_content)",
+        help="none leaves reasoning in the text; the others put it into reasoning_content (auto)",
     )
     add_reasoning(group)
     add(

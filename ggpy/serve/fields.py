@@ -30,7 +30,7 @@ class Fields:
         path, value = self.path(name), self.values.get(name)
         if value is None:
             return ApiError(400, f"{path} is missing: give {must}", param=path)
-        return ApiError(400, f"{path} is {_shown(value)}: it must be {must}", param=path)
+        return ApiError(400, f"{path} is {shown(value)}: it must be {must}", param=path)
 
     def raw(self, name: str, default: Any = None) -> Any:
         """The value as it is."""
@@ -136,12 +136,15 @@ class Fields:
         for i, item in enumerate(value):
             path = f"{self.path(name)}[{i}]"
             if not isinstance(item, dict):
-                told = f"{path} is {_shown(item)}: it must be an object"
+                told = f"{path} is {shown(item)}: it must be an object"
                 raise ApiError(400, told, param=path)
             yield Fields(item, path)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value of JSON in a message."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):

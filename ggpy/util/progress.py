@@ -20,7 +20,9 @@ INTERVAL = 0.1  # seconds between two drawings
 
 
 class Bar:
-    """`label [####----] 1.2 of 3.4 unit`, drawn while a task runs, and wiped when it ends."""
+    """`label [####----] 1.2 of 3.4 unit`, drawn while a task runs, and wiped when it ends. A total
+    that is an int counts whole things, as tokens.
+    """
 
     def __init__(self, label: str, total: float, unit: str = "", stream: TextIO | None = None):
         self.label = escaped(label)
@@ -45,7 +47,7 @@ class Bar:
 
     def line(self, done: float, columns: int = USUAL_COLUMNS) -> str:
         """The text of the bar: without the bar, then with less of the label, as columns are few."""
-        digits = 0 if self.total >= 100 else 1
+        digits = 0 if self.total >= 100 or isinstance(self.total, int) else 1
         amount = f"{done:.{digits}f} of {self.total:.{digits}f} {self.unit}".rstrip()
         room = columns - 1  # in the last column some terminals wrap already
         width = min(WIDTH, room - columns_of(self.label) - len(amount) - len(" [] "))

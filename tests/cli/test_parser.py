@@ -63,3 +63,22 @@ def test_help_keeps_words_and_paragraphs(monkeypatch: pytest.MonkeyPatch) -> Non
     text = parser.format_help()
     assert text.count(word) == 2 and max(map(len, text.splitlines())) <= 40
     assert text.endswith(f"{word}.\n\nSecond part.\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["m.gguf", "--temprature", "1"], "--temprature 1 (did you mean --temperature? see "),
+        (["--ctx-sise=5"], "arguments: --ctx-sise=5 (did you mean --ctx-size? see "),
+        (["--nothing-like-it"], "arguments: --nothing-like-it (see "),
+        (["m.gguf", ""], "arguments: (see "),
+        (["--temp", "x"], "--temp/--temperature: 'x' is not a number (see "),
+        (["-n", "1.5"], "--n-predict: '1.5' is not a whole number (see "),
+    ],
+)
+def test_a_wrong_option_is_told_with_what_may_be_meant(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        options.parse(words)
+    assert told in capsys.readouterr().err

@@ -393,7 +393,15 @@ def test_ggpy_lists_and_finds_its_programs(capsys: pytest.CaptureFixture[str]) -
         assert re.search(rf"^  {name} +\S", text, re.M)
     assert dispatcher.main([]) == 2
     assert dispatcher.main(["nonsense"]) == 2
-    assert "unknown program 'nonsense'; there are: run" in capsys.readouterr().err
+    assert "unknown program 'nonsense': it must be the name of a program" in capsys.readouterr().err
+    for word, hint in (
+        ("bench-serve", "did you mean bench_serve?"),
+        ("model.gguf", "`ggpy run model.gguf` runs a model"),
+        ("-m", "a program comes first, as in `ggpy run -m`"),
+        ("\x1b[2J", "'\\x1b[2J'"),
+    ):
+        assert dispatcher.main([word]) == 2
+        assert hint in capsys.readouterr().err
 
 
 def test_ggpy_runs_a_program() -> None:

@@ -10,6 +10,8 @@ import pytest
 from ggpy.cli import serve, serve_options
 from ggpy.cli.options import ALL_LAYERS, n_cpu_moe
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def settings(words: list[str], **environment: str):
     return serve.server_settings(serve_options.parse(words, environment))
@@ -198,3 +200,19 @@ def test_what_is_wrong_is_told_before_anything_is_loaded(
     assert serve.main([model, *words]) == 2
     told = capsys.readouterr().err
     assert str(certificate) in told and "listening" not in told
+
+
+def test_a_wrong_number_of_a_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    for variable, kind in (("TEMP", "a number"), ("N_PREDICT", "a whole number")):
+        with pytest.raises(SystemExit):
+            serve_options.parse(["m.gguf"], {f"LLAMA_ARG_{variable}": "x"})
+        assert f"LLAMA_ARG_{variable}: 'x' is not {kind} (see" in capsys.readouterr().err
+
+
+def test_more_positions_than_the_model_knows_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    path = ROOT / "models" / "tiny" / "llama.gguf"
+    common = [str(path), "--device", "numpy", "-np", "1", "-c"]
+    for words, told in ((["512"], True), (["512", "--ctx-seq", "256"], False), (["0"], False)):
+        with serve.load(path, serve_options.parse([*common, *words], {})):
+            line = "note: an answer may have 512 tokens, but the model knows 256: --ctx-seq 256"
+            assert (line in capsys.readouterr().err) is told

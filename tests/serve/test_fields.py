@@ -27,6 +27,13 @@ def test_values_of_the_right_type_are_read() -> None:
     assert body.object("o").raw("k") == 1
 
 
+def test_values_are_told_as_json_has_them() -> None:
+    told = {True: "true", False: "false", 5: "5"}
+    for value, text in told.items():
+        error = error_of(lambda value=value: Fields({"x": value}).text("x"))
+        assert str(error) == f"x is {text}: it must be a string"
+
+
 def test_null_counts_as_missing() -> None:
     body = Fields(dict.fromkeys(("a", "n", "f", "s", "o")))
     assert body.text("a", "d") == "d"

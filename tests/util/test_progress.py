@@ -23,8 +23,8 @@ class Terminal(io.StringIO):
 def test_a_wide_line() -> None:
     bar = Bar("loading x", 200.0, "MB")
     assert bar.line(50.0, 80) == "loading x [######------------------] 50 of 200 MB"
-    assert Bar("prompt", 12, "tokens").line(6, 80).endswith("] 6.0 of 12.0 tokens")
-    assert Bar("nothing", 0).line(0, 80).endswith(f"[{'#' * 24}] 0.0 of 0.0")
+    assert Bar("prompt", 12, "tokens").line(6, 80).endswith("] 6 of 12 tokens")
+    assert Bar("nothing", 0).line(0, 80).endswith(f"[{'#' * 24}] 0 of 0")
 
 
 def test_a_narrow_line_loses_the_bar_and_then_the_label() -> None:

@@ -80,6 +80,7 @@ class Cpu(Reference):
         self._x: F32 | None = None  # what `_own` returned
         self._inputs: F32 | None = None  # of layers, in a buffer
         self.use(ThreadPool(self.n_threads))
+        progress.close()  # before a message about this device is printed
 
     def use(self, pool: ThreadPool) -> None:
         """Compute with these threads."""

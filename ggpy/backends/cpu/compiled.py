@@ -127,7 +127,7 @@ class CompileProgress:
         self.seconds = 0.0
 
     def during(self, work: Callable[[], Any]) -> Any:
-        """work(), which compiles or loads."""
+        """work(), which compiles."""
         self._bar = self._bar or Bar("compiling for this processor", EXPECTED_SECONDS, "s, once")
         self._bar.update(self.seconds)
         start = time.perf_counter()
@@ -153,7 +153,7 @@ def address(name: str, n_arguments: int = 5) -> int:
     int64.
     """
     if name not in _kernels:
-        _kernels[name] = progress.during(lambda: _kernel(name, n_arguments))
+        _kernels[name] = _kernel(name, n_arguments)
     return _kernels[name]
 
 
@@ -165,7 +165,7 @@ def called(name: str, n_arguments: int) -> Callable[..., None]:
 
 def _kernel(name: str, n_arguments: int) -> int:
     path = _path(name, n_arguments)
-    return _stored(path) or _compiled(path, name, n_arguments)
+    return _stored(path) or progress.during(lambda: _compiled(path, name, n_arguments))
 
 
 def _compiled(path: Path, name: str, n_arguments: int) -> int:

@@ -14,7 +14,7 @@ from ...sampling import SamplingParams
 from ...sampling.params import INTEGERS, RANGES
 from ..errors import ApiError
 from ..events import ChatRequest
-from ..fields import Fields
+from ..fields import Fields, shown
 
 # llama.cpp's parameters that bodies of all APIs may have: name -> lowest, highest value.
 EXTRA_RANGES = {name: RANGES[name][:2] for name in ("seed", "top_k", "min_p")}
@@ -39,8 +39,8 @@ class ApiCall:
 def refuse(fields: Fields, name: str, why: str) -> NoReturn:
     """Raises the error that a value is well-formed but cannot be served. why: with the remedy."""
     path, value = fields.path(name), fields.raw(name)
-    shown = f" is {value!r:.60}" if isinstance(value, (str, int, float)) else ""
-    raise ApiError(400, f"{path}{shown}: {why}", param=path)
+    told = f" is {shown(value)}" if isinstance(value, (str, int, float)) else ""
+    raise ApiError(400, f"{path}{told}: {why}", param=path)
 
 
 def sampling(

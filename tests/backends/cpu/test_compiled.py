@@ -12,6 +12,7 @@ import pytest
 from llvmlite import binding
 
 from ggpy.backends.cpu import compiled
+from ggpy.backends.cpu.backend import Cpu
 
 ROOT = Path(__file__).resolve().parents[3]
 CODE = """
@@ -53,6 +54,34 @@ def test_kernels_are_kept_and_broken_files_are_not_used(tmp_path: Path) -> None:
     assert compiled_in(tmp_path) == 1
     file.chmod(0o666)
     assert compiled_in(tmp_path) == 1
+
+
+def test_the_line_of_compiling_is_wiped_before_the_device_is_told(monkeypatch) -> None:
+    """`ggpy run` prints the device as soon as there is one."""
+    calls = []
+
+    class Line:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def update(self, done: float) -> None:
+            calls.append("update")
+
+        def close(self) -> None:
+            calls.append("close")
+
+    Cpu(1)
+    known = dict(compiled._kernels)
+    monkeypatch.setattr(compiled, "Bar", Line)
+    monkeypatch.setattr(compiled, "_kernels", {})
+    monkeypatch.setattr(compiled, "_compiled", lambda path, name, n_arguments: known[name])
+    Cpu(1)
+    assert calls == []  # kernels on disk are loaded without a line
+    monkeypatch.setattr(compiled, "_kernels", {})
+    monkeypatch.setattr(compiled, "_stored", lambda path: None)
+    Cpu(1)
+    assert "update" in calls
+    assert calls.index("close") == len(calls) - 1
 
 
 def object_code(number: int) -> compiled.ObjectCode:

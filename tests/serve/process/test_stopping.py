@@ -149,16 +149,16 @@ def test_the_process_says_what_it_does_and_ends_with_0() -> None:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        lines = [process.stderr.readline() for _ in range(7)]
+        lines = [process.stderr.readline() for _ in range(8)]
         url = lines[0].split()[1].rstrip(";")
         assert [line.partition(":")[0] for line in lines] == [
-            *("listening", "device", "model", "answers", "context", "page", "ready")
+            *("listening", "device", "model", "note", "answers", "context", "page", "ready")
         ]
-        assert lines[3:5] == [
+        assert lines[4:6] == [
             "answers: 2 at a time; more wait\n",
             f"context: {N_CTX} tokens, which all answers share\n",
         ]
-        assert lines[5] == f"page: {url}/\n" and "Ctrl-C" in lines[6]
+        assert lines[6] == f"page: {url}/\n" and "Ctrl-C" in lines[7]
         with httpx.stream("POST", f"{url}/completion", json=LONG, timeout=30) as response:
             got = response.iter_lines()
             next(got)

@@ -143,7 +143,7 @@ def test_relevance(program, tmp_path, capsys, monkeypatch, tiny_path):
         ("llama", ["-c", "8", "one two three " * 4], "context is 8 tokens"),
         ("gemma-embedding", ["-b", "4", "one two three " * 4], "a step is 4 tokens, the text has"),
         ("llama", ["--pooling", "rank", "a\tb"], "this model cannot rank documents"),
-        ("qwen3", ["--pooling", "rank", "a"], "text 0 has 1 parts"),
+        ("qwen3", ["--pooling", "rank", "a"], "text 0 is not a query and a document"),
         ("qwen3", ["--pooling", "rank", "a\tb", "-o", "x.npy"], "leave -o and formats away"),
     ],
 )
