@@ -87,7 +87,7 @@ class Fields:
             return default
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        if not is_whole(value) or not low <= value <= high:
             raise self.error(name, _range("a whole number", low, high))
         return value
 
@@ -139,6 +139,11 @@ class Fields:
                 told = f"{path} is {shown(item)}: it must be an object"
                 raise ApiError(400, told, param=path)
             yield Fields(item, path)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value of JSON is a whole number; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def shown(value: Any) -> str:

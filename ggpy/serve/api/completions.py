@@ -14,7 +14,7 @@ from ...sampling import SamplingParams
 from ...tokenizer import Tokenizer
 from ..errors import ApiError, openai_error
 from ..events import AnswerOptions, AnswerToken, Event, Finished, PromptProgress, TextDelta
-from ..fields import Fields
+from ..fields import Fields, is_whole
 from ..http.sse import DONE
 from .chat import MAX_N, ChoiceText, head_of, sse, token_logprobs, wants_usage
 from .options import MAX_PROBS, MAX_TOP_LOGPROBS, answer_options
@@ -112,13 +112,9 @@ def _is_mixed(value: Any) -> bool:
     """Whether a value is one prompt of ids, perhaps with texts between them."""
     return (
         isinstance(value, list)
-        and any(map(_is_id, value))
-        and all(isinstance(part, str) or _is_id(part) for part in value)
+        and any(map(is_whole, value))
+        and all(isinstance(part, str) or is_whole(part) for part in value)
     )
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 async def whole_completion(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ApiError
-from ..fields import Fields
+from ..fields import Fields, is_whole
 from .reading import refuse
 from .service import ServedModel
 
@@ -135,5 +135,5 @@ def _check(entry: object, path: str) -> None:
         raise ApiError(400, f"{path} is empty: give it a text or tokens", param=path)
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _is_id(value: Any) -> bool:
+    return is_whole(value) and value >= 0

@@ -13,7 +13,7 @@ from ...sampling import SamplingParams
 from ...tokenizer import Tokenizer
 from ..errors import ApiError, openai_error
 from ..events import AnswerOptions, AnswerToken, Event, Finished, PromptProgress, TextDelta
-from ..fields import Fields
+from ..fields import Fields, is_whole
 from .chat import MAX_N, ChoiceText, drawn, sse
 from .completions import PromptIds, read_prompts
 from .generation_settings import settings_of
@@ -211,11 +211,9 @@ def _piece(data: bytes) -> str | list[int]:
 def detokenized(body: Fields, tokenizer: Tokenizer) -> dict[str, Any]:
     """The answer of /detokenize."""
     ids = body.raw("tokens", [])
-    in_range = isinstance(ids, list) and all(
-        isinstance(id, int) and not isinstance(id, bool) and 0 <= id < tokenizer.n_vocab
-        for id in ids
-    )
-    if not in_range:
+    if not isinstance(ids, list) or not all(
+        is_whole(id) and 0 <= id < tokenizer.n_vocab for id in ids
+    ):
         raise body.error("tokens", f"a list of ids from 0 to {tokenizer.n_vocab - 1}")
     return {"content": tokenizer.decode(ids, special=True)}
 

@@ -19,7 +19,7 @@ from ...tokenizer import Tokenizer
 from ...tokenizer.breakers import dry_breakers
 from ..errors import ApiError
 from ..events import AnswerOptions, Constraint
-from ..fields import Fields
+from ..fields import Fields, is_whole
 from . import samplers
 
 NAMES = [f.name for f in fields(SamplingParams) if f.metadata]
@@ -190,7 +190,7 @@ def _tokens(token: Any, tokenizer: Tokenizer, path: str) -> list[int]:
     """The ids that logit_bias means: an id, or all tokens of a text."""
     if isinstance(token, str):
         return tokenizer.encode(token, add_special=False)
-    if isinstance(token, bool) or not isinstance(token, int):
+    if not is_whole(token):
         raise ApiError(400, f"{path} names {token!r:.40}: give ids of tokens", param=path)
     if not 0 <= token < tokenizer.n_vocab:
         told = f"{path} names token {token}: ids go from 0 to {tokenizer.n_vocab - 1}"
