@@ -1,7 +1,7 @@
-"""bailingmoe2: Ling 2.0 and Ring 2.0: experts behind a few dense layers, chosen among the best
+"""bailingmoe2: Ling 2.0 and Ring 2.0: experts after a few dense layers, chosen among the best
 groups by sigmoids with a bias of the choice, and a shared one; norms on heads of q and k.
 
-The first half of each head is rotated. Blocks that predict further tokens stand behind the layers
+The first half of each head is rotated. Blocks that predict further tokens stand after the layers
 of some files; they are not used.
 """
 

@@ -1,4 +1,4 @@
-"""dots1: dots.llm1: qwen3 with experts behind a few dense layers, chosen by sigmoids with a bias of
+"""dots1: dots.llm1: qwen3 with experts after a few dense layers, chosen by sigmoids with a bias of
 the choice, and shared ones.
 """
 

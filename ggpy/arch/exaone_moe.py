@@ -1,8 +1,8 @@
 """exaone-moe: K-EXAONE: exaone4's attention, with a window in three of four layers and no rope in
-the others, behind norms before the halves of a layer; experts behind a few dense layers, chosen by
+the others, after norms before the halves of a layer; experts after a few dense layers, chosen by
 sigmoids with a bias of the choice, and shared ones.
 
-Blocks that predict further tokens stand behind the layers of some files; they are not used.
+Blocks that predict further tokens stand after the layers of some files; they are not used.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def _model(parser: Parser) -> None:
     add(
         *("-a", "--alias"),
         metavar="NAME",
-        help="the model's name in answers (its file's name); more of its names behind commas",
+        help="the model's name in answers (its file's name); further names follow after commas",
     )
     add("--tags", metavar="LIST", help="what /v1/models says of it, with commas between")
     add_machine(group)

@@ -1,7 +1,7 @@
 """Log probabilities of the tokens that a model could choose, from its logits.
 
 They are the model's own, before the sampler chain, as OpenAI's and llama.cpp's are: bias, penalties
-and temperature change none of them; or those of the draw, behind the chain. Computed only for
+and temperature change none of them; or those of the draw, after the chain. Computed only for
 sequences that ask for them.
 """
 

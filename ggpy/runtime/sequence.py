@@ -173,12 +173,12 @@ class Sequence:
     n_published: int = 0  # leading pages that others may find
     n_trusted: int = 0  # of these: known to be finite
     n_reused: int = 0  # of the prompt: taken from another sequence
-    interrupted: bool = False  # a step was: there may be something behind n_evaluated, too
+    interrupted: bool = False  # a step was: pages may hold values after n_evaluated, too
     n_generated: int = 0
     pieces: deque[Piece] = field(default_factory=deque)
     finish: Finish | None = None
     error: BaseException | None = None  # why it could not go on, where `finish` is "error"
-    post_sampling: bool = False  # log probabilities of pieces are those behind the chain
+    post_sampling: bool = False  # log probabilities of pieces are those after the chain
     notify: Callable[[], None] | None = None  # called after each piece, and at the end
     index: int = 0  # of its pieces: the place of its prompt in a list
     # time.perf_counter() when it was begun, first admitted, and its first token accepted; 0 before.

@@ -47,7 +47,7 @@ def in_force(mask: TokenMask) -> bool:
 
 
 def waits(mask: TokenMask) -> bool:
-    """Whether the token behind the next one may be forbidden, depending on the next one: then it
+    """Whether the token after the next one may be forbidden, depending on the next one: then it
     is drawn when that is accepted. A kind of mask that knows in advance has a property `waits`.
     """
     return bool(getattr(mask, "waits", True))

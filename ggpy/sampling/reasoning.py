@@ -24,7 +24,7 @@ MAX_DELAY = 16  # tokens beyond the limit that may complete a character or a mar
 class ReasoningMarkers:
     """Where reasoning stands in the bytes of an answer.
 
-    opener: reasoning begins behind it. closer: the marker at which it ends; ends: others. start:
+    opener: reasoning begins after it. closer: the marker at which it ends; ends: others. start:
     the opener as it is, where reasoning stands at the beginning of an answer alone; b"" where it
     may begin anywhere. begun: the end of a text whose next token may complete an opener; None: of
     any text. spelled: the closer is written in several tokens.
@@ -47,7 +47,7 @@ class ReasoningBudget:
     that has begun, may be completed. piece: the bytes of an id. opened: the answer begins inside
     reasoning. mask: of a grammar, which is asked first; an ending that it forbids is given up.
 
-    active: whether a token may be forbidden now. waits: whether the token behind the next one may
+    active: whether a token may be forbidden now. waits: whether the token after the next one may
     be forbidden, depending on the next one.
     """
 
@@ -165,7 +165,7 @@ class ReasoningBudget:
             self._tail = self._tail[-self._kept :]
 
     def _close(self, rest: bytes) -> None:
-        """Reasoning ended, behind which there is `rest`."""
+        """Reasoning ended, after which there is `rest`."""
         self._inside, self._tail, self._over = False, rest, bool(self._markers.start)
 
     def _check_limit(self) -> None:

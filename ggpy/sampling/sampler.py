@@ -91,7 +91,7 @@ class Sampler:
 
     @property
     def waits(self) -> bool:
-        """Whether the draw behind the next one must wait until the next token is accepted."""
+        """Whether the draw after the next one must wait until the next token is accepted."""
         return self.mask is not None and waits(self.mask)
 
     def accept(self, token: int) -> None:

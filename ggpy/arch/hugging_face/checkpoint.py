@@ -52,5 +52,5 @@ class HuggingFace:
     interleaved: bool = False
     together: bool = False  # files have gate and up of all experts in one tensor
     characters: bool = False  # its tokens are merged of characters, not of bytes or pieces
-    nextn: tuple[str, ...] = ()  # settings with the number of blocks behind the layers: left out
+    nextn: tuple[str, ...] = ()  # settings with the number of blocks after the layers: left out
     beside: tuple[str, ...] = ()  # settings of those that the text model's file has to have

@@ -23,7 +23,7 @@ class Messages:
 
     begins: markers that end a body and begin the header of the next message; ends: all that end a
     body. thought_open, thought_close: around reasoning; thought_header: pattern of all up to
-    <|message|> that begins reasoning; between: behind it, and with thought_close
+    <|message|> that begins reasoning; between: after it, and with thought_close
     between two calls if `several` calls may stand in one answer.
     """
 

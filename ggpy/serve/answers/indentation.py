@@ -9,7 +9,7 @@ BLANKS = " \t"
 
 
 class Indentation:
-    """Ends a text at the first line behind its first that begins with fewer than `least` blanks.
+    """Ends a text at the first line after its first that begins with fewer than `least` blanks.
 
     As in llama-server, an empty line is such a line, and the blanks of the line stay.
     """
@@ -17,7 +17,7 @@ class Indentation:
     def __init__(self, least: int) -> None:
         self.ended = False
         self._least = least
-        self._n_blanks: int | None = None  # of the line so far; None behind its other characters
+        self._n_blanks: int | None = None  # of the line so far; None after its other characters
 
     def feed(self, text: str) -> str:
         """What belongs to the text of more of it."""

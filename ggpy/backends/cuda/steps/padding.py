@@ -60,7 +60,7 @@ def padded(step: Step, spare: Spare, most: int, most_sequences: int) -> Step:
     if n_seq == n or n_rows == n or (n_seq == 1 and not more):
         return step
     # Sequences, with those of the tokens that pad the step, go with the number of rows, unless many
-    # prompts go on behind the step. They are fewer than tokens, as rows are: else it would be a
+    # prompts go on after the step. They are fewer than tokens, as rows are: else it would be a
     # step of another kind. With few rows they are few, because kernels may choose by the tokens of
     # a sequence on average (delta_net.py).
     needed = n_seq + bool(more)

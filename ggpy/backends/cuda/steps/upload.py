@@ -95,7 +95,7 @@ class StepUpload:
     """Uploads steps. `moving()` is called before the destination addresses change.
 
     kernels: one per head shape. kernel_of_group: index into `kernels` per group of the KV cache
-    that has pages; groups of recurrent states stand behind these. spare: per group, states
+    that has pages; groups of recurrent states stand after these. spare: per group, states
     included, see padding.py. max_split_tokens: sequences whose context may be split over CTAs.
     """
 
