@@ -1,9 +1,7 @@
 """The command line of `ggpy run`, in llama.cpp's words where it has them; and the options that
 `ggpy imatrix` and `ggpy perplexity` share.
 
-Nothing that takes time to import is imported here, so that --help answers at once. The defaults of
-sampling are those of `sampling.SamplingParams`: a flag that is not given is not passed on, and a
-test compares the defaults that the help states.
+Nothing that takes time to import is imported here, so that --help answers at once.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from typing import Any
 from ..cache_types import AUTO, CACHE_TYPES
 from . import llama_cpp, simulated
 from .parser import MODEL, Parser, Version, add_hub, add_reasoning, add_threads, natural, positive
+from .sampling_options import add_all_sampling
 
 PROGRAM = "ggpy run"
 EPILOG = """\
@@ -39,59 +38,6 @@ ALL_LAYERS = 999  # more than any model has
 
 GRAMMARS = ("grammar", "grammar_file", "json_schema", "json_schema_file")
 
-# Flags, name in SamplingParams, type, default as the help shows it, meaning.
-SAMPLING: tuple[tuple[tuple[str, ...], str, Any, str, str], ...] = (
-    (("-s", "--seed"), "seed", int, "-1", "seed of the random numbers; -1 chooses one at random"),
-    (("--temp", "--temperature"), "temperature", float, "0.8", "temperature; 0 is greedy"),
-    (("--top-k",), "top_k", int, "40", "keep the N most probable tokens; 0 keeps all"),
-    (("--top-p",), "top_p", float, "0.95", "keep the best tokens, until their sum is P; 1 is off"),
-    (("--min-p",), "min_p", float, "0.05", "keep tokens of at least P times the best one's p"),
-    (("--typical", "--typical-p"), "typical_p", float, "1.0", "locally typical sampling; 1 is off"),
-    (
-        *(("--top-n-sigma", "--top-nsigma"), "top_n_sigma", float, "-1.0"),
-        "keep logits within N standard deviations of the best; -1 is off",
-    ),
-    (("--xtc-probability",), "xtc_probability", float, "0.0", "how often XTC applies; 0 is off"),
-    (
-        *(("--xtc-threshold",), "xtc_threshold", float, "0.1"),
-        "XTC removes all tokens of at least P but the least probable of them",
-    ),
-    (
-        *(("--dynatemp-range",), "dynatemp_range", float, "0.0"),
-        "the temperature varies by +-N with the entropy; 0 is off",
-    ),
-    (("--dynatemp-exp",), "dynatemp_exponent", float, "1.0", "exponent of that entropy"),
-    (
-        *(("--repeat-last-n",), "repeat_last_n", int, "64"),
-        "penalties look at the last N tokens; -1 is all",
-    ),
-    (
-        *(("--repeat-penalty",), "repeat_penalty", float, "1.0"),
-        "divide the logits of repeated tokens by N; 1 is off",
-    ),
-    (
-        *(("--presence-penalty",), "presence_penalty", float, "0.0"),
-        "subtract N from the logits of repeated tokens",
-    ),
-    (
-        *(("--frequency-penalty",), "frequency_penalty", float, "0.0"),
-        "subtract N from them for each repetition",
-    ),
-    (
-        *(("--dry-multiplier",), "dry_multiplier", float, "0.0"),
-        "strength of DRY, which penalises repeated sequences; 0 is off",
-    ),
-    (("--dry-base",), "dry_base", float, "1.75", "DRY grows by this factor with each token"),
-    (
-        *(("--dry-allowed-length",), "dry_allowed_length", int, "2"),
-        "DRY allows repeated sequences of N tokens",
-    ),
-    (
-        *(("--dry-penalty-last-n",), "dry_penalty_last_n", int, "64"),
-        "DRY looks at the last N tokens; -1 is all",
-    ),
-)
-
 
 def parser() -> Parser:
     """All options of `ggpy run`."""
@@ -102,7 +48,7 @@ def parser() -> Parser:
         epilog=EPILOG,
         add_help=False,
     )
-    for add in (_general, _model, _prompt, _generation, _sampling):
+    for add in (_general, _model, _prompt, _generation, add_all_sampling):
         add(found)
     llama_cpp.add_options(found)
     return found
@@ -115,12 +61,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     check_model(found, options)
     _check(found, options)
     return options
-
-
-def sampling(options: argparse.Namespace) -> dict[str, Any]:
-    """The sampling parameters that were given, by their names in SamplingParams."""
-    names = (name for _, name, *_ in SAMPLING)
-    return {name: getattr(options, name) for name in names if hasattr(options, name)}
 
 
 def unescape(text: str) -> str:
@@ -209,19 +149,6 @@ def add_chat_template(group: Any) -> None:
         help="chat template instead of the model's: a name (chatml, llama3, ...), Jinja, or a file",
     )
     group.add_argument("--chat-template-file", metavar="FILE", help="the same, always a file")
-
-
-def add_sampling(group: Any) -> None:
-    """The options of SAMPLING, without a default: one that is not given is not in the namespace."""
-    for flags, name, kind, default, meaning in SAMPLING:
-        group.add_argument(
-            *flags,
-            dest=name,
-            type=kind,
-            default=argparse.SUPPRESS,
-            metavar="P" if name in ("top_p", "min_p", "xtc_threshold") else "N",
-            help=f"{meaning} ({default})",
-        )
 
 
 def check_model(parser: Parser, options: argparse.Namespace) -> None:
@@ -359,26 +286,6 @@ def _generation(parser: Parser) -> None:
     )
 
 
-def _sampling(parser: Parser) -> None:
-    group = parser.add_argument_group("sampling (defaults in brackets)")
-    add_sampling(group)
-    group.add_argument(
-        "--dry-sequence-breaker",
-        action="append",
-        metavar="TEXT",
-        help="no sequence of DRY goes across TEXT; may be repeated; none: no breaker "
-        r'(\n : " *)',
-    )
-    group.add_argument(
-        *("-l", "--logit-bias"),
-        action="append",
-        type=_bias,
-        default=[],
-        metavar="ID+BIAS",
-        help="add to a token's logit: 15043+1, 15043-1, or 15043-inf; may be repeated",
-    )
-
-
 def _check(parser: Parser, options: argparse.Namespace) -> None:
     if options.chat is False and options.system_prompt is not None:
         parser.error("-sys is part of a chat, which --no-chat turns off: put it into the prompt")
@@ -388,10 +295,3 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         parser.error(f"-n is {options.predict}: give 0 or more, or -1 for no limit")
     if options.keep < -1:
         parser.error(f"--keep is {options.keep}: give 0 or more, or -1 for the whole prompt")
-
-
-def _bias(text: str) -> tuple[int, float]:
-    match = re.fullmatch(r"(\d{1,9})([+-](?:\d+\.?\d*(?:e[+-]?\d+)?|inf))", text, re.IGNORECASE)
-    if not match or match.group(2).lower() == "+inf":
-        raise argparse.ArgumentTypeError(f"{text!r} is not like 15043+1, 15043-1 or 15043-inf")
-    return int(match.group(1)), float(match.group(2))

@@ -23,7 +23,7 @@ from ..util.messages import escaped
 from ..util.outcome import ended
 from ..util.progress import Bar
 from ..util.streams import is_stdout_stderr
-from . import answer, chat, prompts
+from . import answer, chat, prompts, sampling_options
 from . import options as command_line
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def answer_settings(options: argparse.Namespace, tokenizer: Tokenizer) -> answer
     from ..sampling import DRY_SEQUENCE_BREAKERS, SamplingParams
     from ..tokenizer.breakers import dry_breakers
 
-    given = command_line.sampling(options)
+    given = sampling_options.sampling(options)
     given["logit_bias"] = dict.fromkeys(tokenizer.end_ids, -inf) if options.ignore_eos else {}
     given["logit_bias"].update(options.logit_bias)
     params = SamplingParams(**given)

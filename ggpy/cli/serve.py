@@ -19,7 +19,7 @@ from ..util.messages import escaped
 from ..util.outcome import ended
 from ..util.progress import Bar
 from . import options as run_options
-from . import prompts, serve_options
+from . import prompts, sampling_options, serve_options
 from .run import chat_template, is_bug, note, say, since
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
         reasoning_format=options.reasoning_format,
         reasoning_budget=0 if options.reasoning == "off" else options.reasoning_budget,
         reasoning_message=options.reasoning_budget_message,
-        sampling=SamplingParams(**run_options.sampling(options)),
+        sampling=SamplingParams(**sampling_options.sampling(options)),
         max_tokens=options.predict if options.predict >= 0 else None,
         pooling=options.pooling,
         cache_prompt=options.cache_prompt,

@@ -17,7 +17,6 @@ from .options import (
     add_cache_types,
     add_chat_template,
     add_machine,
-    add_sampling,
     check_model,
 )
 from .parser import (
@@ -31,6 +30,7 @@ from .parser import (
     natural,
     positive,
 )
+from .sampling_options import add_sampling
 
 PROGRAM = "ggpy serve"
 EPILOG = """\

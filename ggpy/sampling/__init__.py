@@ -1,8 +1,9 @@
 """Logits -> token id: llama.cpp's sampler chain, with draws that a seed repeats."""
 
 from .dry import breaker_sequences
-from .links import ADJUSTMENTS, FILTERS, Adjustment, Filter, Link
+from .links import ADJUSTMENTS, FEEDBACKS, FILTERS, Adjustment, Feedback, Filter, Link
 from .mask import TokenMask, allowed_tokens, n_words
+from .order import SAMPLERS
 from .params import (
     DRY_SEQUENCE_BREAKERS,
     LARGEST,
@@ -11,6 +12,7 @@ from .params import (
     MAX_BREAKERS,
     RANGES,
     SamplingParams,
+    in_effect,
 )
 from .reasoning import ReasoningBudget, ReasoningMarkers
 from .sampler import NO_TOKEN, Chain, Sampler, uniform
@@ -18,6 +20,7 @@ from .sampler import NO_TOKEN, Chain, Sampler, uniform
 __all__ = [
     "ADJUSTMENTS",
     "DRY_SEQUENCE_BREAKERS",
+    "FEEDBACKS",
     "FILTERS",
     "LARGEST",
     "MAX_BIASES",
@@ -25,8 +28,10 @@ __all__ = [
     "MAX_BREAKER_TOKENS",
     "NO_TOKEN",
     "RANGES",
+    "SAMPLERS",
     "Adjustment",
     "Chain",
+    "Feedback",
     "Filter",
     "Link",
     "ReasoningBudget",
@@ -36,6 +41,7 @@ __all__ = [
     "TokenMask",
     "allowed_tokens",
     "breaker_sequences",
+    "in_effect",
     "n_words",
     "uniform",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import log
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .ranking import Ids, Logits, largest, prefix, softmax, weights
 
@@ -36,9 +37,9 @@ def top_k(ids: Ids, logits: Logits, k: int) -> Candidates:
     return _keep(ids, logits, np.sort(largest(logits, k)))
 
 
-def typical_p(ids: Ids, logits: Logits, p: float) -> Candidates:
+def typical_p(ids: Ids, logits: Logits, p: float, min_keep: int = 0) -> Candidates:
     """Keeps the fewest candidates, nearest to the entropy in surprise, that together hold more
-    than p.
+    than p; at least min_keep.
 
     Source: Meister et al. 2022, arXiv:2202.00666.
     """
@@ -51,12 +52,15 @@ def typical_p(ids: Ids, logits: Logits, p: float) -> Candidates:
     total = float(w.sum())
     below -= float(w @ below) / total  # surprise is its negative, and entropy the mean surprise
     scores = np.negative(np.abs(below, out=below), out=below)
-    return _keep(ids, logits, prefix(scores, w, p * total, side="right"))
+    kept = prefix(scores, w, p * total, side="right")
+    return _keep(ids, logits, _at_least(min_keep, kept, scores))
 
 
-def top_p(ids: Ids, logits: Logits, p: float, least: float = 0.0) -> Candidates:
-    """Keeps the fewest most probable candidates that together hold p or more; then those that
-    `min_p` keeps with `least`, which is asked first, because few are left to be put in order.
+def top_p(ids: Ids, logits: Logits, p: float, least: float = 0.0, min_keep: int = 0) -> Candidates:
+    """Keeps the fewest most probable candidates that together hold p or more, at least min_keep.
+
+    least: then those that `min_p` keeps; it is asked first, because few are left to be put in
+    order. It is given without min_keep.
 
     Source: Holtzman et al. 2019, arXiv:1904.09751.
     """
@@ -69,36 +73,45 @@ def top_p(ids: Ids, logits: Logits, p: float, least: float = 0.0) -> Candidates:
         w, (ids, logits) = w[probable], _keep(ids, logits, probable)
         if float(w.sum()) < mass:
             return ids, logits
-    return _keep(ids, logits, prefix(logits, w, mass))
+    return _keep(ids, logits, _at_least(min_keep, prefix(logits, w, mass), logits))
 
 
-def min_p(ids: Ids, logits: Logits, p: float) -> Candidates:
-    """Keeps candidates at least p times as probable as the best one (Nguyen et al. 2024)."""
+def min_p(ids: Ids, logits: Logits, p: float, min_keep: int = 0) -> Candidates:
+    """Keeps candidates at least p times as probable as the best one (Nguyen et al. 2024), and at
+    least min_keep.
+    """
     if p <= 0:
         return ids, logits
-    return _keep(ids, logits, np.flatnonzero(logits >= _lowest(logits, p)))
+    kept = np.flatnonzero(logits >= _lowest(logits, p))
+    return _keep(ids, logits, _at_least(min_keep, kept, logits))
 
 
-def xtc(ids: Ids, logits: Logits, threshold: float) -> Candidates:
+def xtc(ids: Ids, logits: Logits, threshold: float, min_keep: int = 0) -> Candidates:
     """Excludes top choices: drops all candidates of probability `threshold` or more but the least
-    probable one of them.
+    probable one of them; none, where fewer than min_keep would remain.
 
     Source: text-generation-webui pull request 6335 by p-e-w.
     """
     w = weights(logits)
     above = np.flatnonzero(w >= threshold * float(w.sum()))
-    if len(above) < 2:
+    if len(above) < 2 or len(ids) - (len(above) - 1) < min_keep:
         return ids, logits
     excluded = above[largest(logits[above], len(above))[:-1]]
     return np.delete(ids, excluded), np.delete(logits, excluded)
 
 
-def scale(ids: Ids, logits: Logits, temperature: float) -> Candidates:
-    """Returns (l - max l) / temperature; at 0 or less, the best candidate alone."""
+def scale(ids: Ids, logits: Logits, temperature: float, level: bool = False) -> Candidates:
+    """Returns (l - max l) / temperature; at 0 or less, the best candidate alone.
+
+    level: max l / temperature, up to 1e20, is added, for links to which the sign of a logit
+    matters.
+    """
     if temperature <= 0:
         return _keep(ids, logits, largest(logits, 1))
+    divisor, best = np.float32(max(temperature, 1e-30)), logits.max()
     with np.errstate(over="ignore"):
-        return ids, (logits - logits.max()) / np.float32(max(temperature, 1e-30))
+        scaled = (logits - best) / divisor
+        return ids, scaled + np.clip(best / divisor, -1e20, 1e20) if level else scaled
 
 
 def dynamic_temperature(
@@ -120,6 +133,11 @@ def dynamic_temperature(
 def _lowest(logits: Logits, p: float) -> np.float32:
     """The lowest logit of a candidate p times as probable as the best one."""
     return np.float32(logits.max() + np.float32(log(p)))
+
+
+def _at_least(n: int, kept: Ids, scores: NDArray) -> Ids:
+    """Rising indices of scores[k] that are kept, or of the n largest where they are fewer."""
+    return kept if len(kept) >= n else np.sort(largest(scores, n))
 
 
 def _keep(ids: Ids, logits: Logits, indices: Ids) -> Candidates:

@@ -31,5 +31,12 @@ class SamplingKeywords(TypedDict, total=False):
     dry_base: float
     dry_allowed_length: int
     dry_penalty_last_n: int
+    min_keep: int
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    adaptive_target: float
+    adaptive_decay: float
+    samplers: tuple[str, ...]
     dry_breakers: tuple[tuple[int, ...], ...]
     logit_bias: Mapping[int, float]

@@ -1,10 +1,10 @@
-"""The links of the sampler chain, one class each, in the order in which the chain applies them.
+"""The links of the sampler chain, one class each, in llama.cpp's default order.
 
-The order is llama.cpp's default one. Adjustments change the logits of the whole vocabulary; filters
-drop candidates or scale their logits. A link that says `has_kernel` is also implemented by
-cuda/sampling/sample.cu, with the same bits; `row` gives the kernel its parameters. Adding a sampler
-is adding a class here, and its parameters to `SamplingParams`. Links hold no state: one instance
-serves every sequence.
+Adjustments change the logits of the whole vocabulary; filters drop candidates or scale their
+logits; a feedback comes last and follows from the draws before. A link that says `has_kernel` is
+also implemented by cuda/sampling/sample.cu, with the same bits; `row` gives the kernel its
+parameters. Adding a sampler is adding a class here, and its parameters to `SamplingParams`. Links
+hold no state: one instance serves every sequence.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .adjustments import add_bias, penalize
 from .dry import dry
+from .feedback import adapt, mirostat, mirostat_2, probability, surprise
 from .filters import (
     Candidates,
     dynamic_temperature,
@@ -30,20 +31,27 @@ from .filters import (
     typical_p,
     xtc,
 )
+from .order import SAMPLERS, adjusts_scaled
 from .params import SamplingParams
 from .ranking import Logits
 
 Row = dict[str, float | NDArray[np.int32]]
+State = tuple[float, ...]
 
 
 class Link(ABC):
-    """What adjustments and filters have in common."""
+    """What adjustments, filters and feedbacks have in common."""
 
+    name: ClassVar[str] = ""  # of SamplingParams.samplers; none: it is on whatever they are
     has_kernel: ClassVar[bool] = False  # a row in which a link without one is active runs in numpy
 
     @abstractmethod
     def active(self, params: SamplingParams) -> bool:
         """Whether the link does anything with these parameters; else the chain leaves it out."""
+
+    def fits_kernel(self, params: SamplingParams) -> bool:
+        """Whether the kernel does what the link does with these parameters."""
+        return self.has_kernel
 
     def row(self, params: SamplingParams) -> Row:
         """Returns fields of the kernel's SampleRow, for a link that has a kernel, active or not.
@@ -79,6 +87,26 @@ class Filter(Link):
         """Returns what remains of (ids[k], logits[k]); chance: a random number in [0, 1)."""
 
 
+class Feedback(Link):
+    """A link that comes last and follows from the draws before it; the sampler keeps its state."""
+
+    @abstractmethod
+    def start(self, params: SamplingParams) -> State:
+        """Returns the state of the first draw."""
+
+    @abstractmethod
+    def apply(
+        self, candidates: Candidates, params: SamplingParams, state: State, n_vocab: int
+    ) -> Candidates:
+        """Returns what remains of (ids[k], logits[k]), with the logits that are drawn from."""
+
+    @abstractmethod
+    def after(
+        self, before: Candidates, kept: Candidates, token: int, params: SamplingParams, state: State
+    ) -> State:
+        """Returns the state of the next draw. before, kept: what `apply` took and returned."""
+
+
 class LogitBias(Adjustment):
     has_kernel = True
 
@@ -100,6 +128,7 @@ class Penalties(Adjustment):
     """Repeat, presence and frequency penalties, all by how often a token occurs."""
 
     has_kernel = True
+    name = "penalties"
 
     def active(self, params: SamplingParams) -> bool:
         penalties = params.repeat_penalty, params.presence_penalty, params.frequency_penalty
@@ -121,6 +150,8 @@ class Penalties(Adjustment):
 
 
 class Dry(Adjustment):
+    name = "dry"
+
     def active(self, params: SamplingParams) -> bool:
         return params.uses_dry
 
@@ -134,6 +165,7 @@ class Dry(Adjustment):
 
 class TopNSigma(Filter):
     keeps_best = True
+    name = "top_n_sigma"
 
     def active(self, params: SamplingParams) -> bool:
         return params.top_n_sigma > 0
@@ -146,6 +178,7 @@ class TopK(Filter):
     """Without `row`: the kernel's top_k is how many candidates the backend lets it keep."""
 
     has_kernel = keeps_best = True
+    name = "top_k"
 
     def active(self, params: SamplingParams) -> bool:
         return params.top_k > 0
@@ -155,21 +188,29 @@ class TopK(Filter):
 
 
 class TypicalP(Filter):
+    name = "typ_p"
+
     def active(self, params: SamplingParams) -> bool:
         return params.typical_p < 1
 
     def apply(self, candidates: Candidates, params: SamplingParams, chance: float) -> Candidates:
-        return typical_p(*candidates, params.typical_p)
+        return typical_p(*candidates, params.typical_p, params.min_keep)
 
 
 class TopP(Filter):
     has_kernel = keeps_best = True
+    name = "top_p"
 
     def active(self, params: SamplingParams) -> bool:
         return params.top_p < 1
 
+    def fits_kernel(self, params: SamplingParams) -> bool:
+        return params.min_keep <= 1
+
     def apply(self, candidates: Candidates, params: SamplingParams, chance: float) -> Candidates:
-        return top_p(*candidates, params.top_p, params.min_p)  # `MinP` follows
+        if params.samplers == SAMPLERS and params.min_keep <= 1:
+            return top_p(*candidates, params.top_p, params.min_p)  # `MinP` follows
+        return top_p(*candidates, params.top_p, min_keep=params.min_keep)
 
     def row(self, params: SamplingParams) -> Row:
         return {"top_p": params.top_p}
@@ -177,12 +218,16 @@ class TopP(Filter):
 
 class MinP(Filter):
     has_kernel = keeps_best = True
+    name = "min_p"
 
     def active(self, params: SamplingParams) -> bool:
         return params.min_p > 0
 
+    def fits_kernel(self, params: SamplingParams) -> bool:
+        return params.min_keep <= 1
+
     def apply(self, candidates: Candidates, params: SamplingParams, chance: float) -> Candidates:
-        return min_p(*candidates, params.min_p)
+        return min_p(*candidates, params.min_p, params.min_keep)
 
     def row(self, params: SamplingParams) -> Row:
         return {"min_p": log(params.min_p) if params.min_p > 0 else -inf}
@@ -192,13 +237,17 @@ class Xtc(Filter):
     """Exclude Top Choices: of two candidates, at most one reaches a threshold above 0.5."""
 
     has_kernel = True
+    name = "xtc"
 
     def active(self, params: SamplingParams) -> bool:
         return params.xtc_probability > 0 and params.xtc_threshold <= 0.5
 
+    def fits_kernel(self, params: SamplingParams) -> bool:
+        return params.min_keep <= 1
+
     def apply(self, candidates: Candidates, params: SamplingParams, chance: float) -> Candidates:
         if chance < params.xtc_probability:
-            return xtc(*candidates, params.xtc_threshold)
+            return xtc(*candidates, params.xtc_threshold, params.min_keep)
         return candidates
 
     def row(self, params: SamplingParams) -> Row:
@@ -208,6 +257,7 @@ class Xtc(Filter):
 
 class Temperature(Filter):
     has_kernel = keeps_best = True
+    name = "temperature"
 
     def active(self, params: SamplingParams) -> bool:
         return params.dynatemp_range == 0
@@ -216,7 +266,7 @@ class Temperature(Filter):
         return params.temperature <= 0
 
     def apply(self, candidates: Candidates, params: SamplingParams, chance: float) -> Candidates:
-        return scale(*candidates, params.temperature)
+        return scale(*candidates, params.temperature, adjusts_scaled(params.samplers))
 
     def row(self, params: SamplingParams) -> Row:
         # A temperature above 0 stays above 0 as a float32.
@@ -228,15 +278,69 @@ class DynamicTemperature(Filter):
     """Instead of `Temperature`; its temperature can be 0, which leaves the best candidate alone."""
 
     keeps_best = True
+    name = "temperature"
 
     def active(self, params: SamplingParams) -> bool:
         return params.dynatemp_range > 0
 
     def apply(self, candidates: Candidates, params: SamplingParams, chance: float) -> Candidates:
         spread = params.dynatemp_range, params.dynatemp_exponent
-        return scale(*candidates, dynamic_temperature(candidates[1], params.temperature, *spread))
+        temperature = dynamic_temperature(candidates[1], params.temperature, *spread)
+        return scale(*candidates, temperature, adjusts_scaled(params.samplers))
+
+
+class Mirostat(Feedback):
+    """Mirostat 1 and 2. The state is mu, the surprise in bits above which no candidate is kept."""
+
+    def active(self, params: SamplingParams) -> bool:
+        return params.mirostat > 0
+
+    def start(self, params: SamplingParams) -> State:
+        return (2 * params.mirostat_tau,)
+
+    def apply(
+        self, candidates: Candidates, params: SamplingParams, state: State, n_vocab: int
+    ) -> Candidates:
+        (mu,) = state
+        if params.mirostat == 1:
+            return mirostat(*candidates, mu, n_vocab)
+        return mirostat_2(*candidates, mu)
+
+    def after(
+        self, before: Candidates, kept: Candidates, token: int, params: SamplingParams, state: State
+    ) -> State:
+        error = surprise(kept, token) - params.mirostat_tau
+        return (state[0] - params.mirostat_eta * error,)
+
+
+class AdaptiveP(Feedback):
+    """Prefers tokens near a probability. The state is two sums, of which the quotient is the mean
+    probability of the tokens before, the last one counting most.
+    """
+
+    name = "adaptive_p"
+
+    def active(self, params: SamplingParams) -> bool:
+        return params.adaptive_target >= 0
+
+    def start(self, params: SamplingParams) -> State:
+        total = 1 / (1 - params.adaptive_decay)
+        return (params.adaptive_target * total, total)
+
+    def apply(
+        self, candidates: Candidates, params: SamplingParams, state: State, n_vocab: int
+    ) -> Candidates:
+        wanted = 2 * params.adaptive_target - state[0] / state[1]
+        return adapt(*candidates, min(max(wanted, 0.0), 1.0))
+
+    def after(
+        self, before: Candidates, kept: Candidates, token: int, params: SamplingParams, state: State
+    ) -> State:
+        decay = params.adaptive_decay
+        return (probability(before, token) + decay * state[0], 1 + decay * state[1])
 
 
 # Subclasses are listed in the order in which they are defined.
 ADJUSTMENTS: tuple[Adjustment, ...] = tuple(link() for link in Adjustment.__subclasses__())
 FILTERS: tuple[Filter, ...] = tuple(link() for link in Filter.__subclasses__())
+FEEDBACKS: tuple[Feedback, ...] = tuple(link() for link in Feedback.__subclasses__())

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from .dry import MAX_BREAKER_TAIL, Breakers
+from .order import MAX_SAMPLERS, OFF, SAMPLERS, sampler_of
 
 MASK64 = (1 << 64) - 1
 DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default
@@ -46,8 +47,10 @@ class SamplingParams:
 
     `logit_bias` maps at most MAX_BIASES ids to what is added to their logits; -inf forbids one.
     `dry_breakers` are token sequences across which DRY sees no repetition, at most MAX_BREAKERS of
-    at most MAX_BREAKER_TOKENS: `breaker_sequences` makes them. Numbers and collections are copied:
-    what the caller changes afterwards is not seen.
+    at most MAX_BREAKER_TOKENS: `breaker_sequences` makes them. `samplers` are the links that are
+    wanted, in order, by llama.cpp's names (`order.SAMPLERS`); others are off. adaptive_p always is
+    the last. `mirostat` takes the place of all of them but for the temperature. Numbers and
+    collections are copied: what the caller changes afterwards is not seen.
     """
 
     seed: int = number(-1, -1, MASK64, "an integer of 64 bits, or -1 for a random one")
@@ -73,6 +76,13 @@ class SamplingParams:
     dry_base: float = number(1.75, 1, LARGEST, "from 1 to 1e20")
     dry_allowed_length: int = number(2, 1, MOST, "1 or more tokens")
     dry_penalty_last_n: int = last_n(64)
+    min_keep: int = number(0, 0, MOST, "a number of tokens that filters leave at least")
+    mirostat: int = number(0, 0, 2, "0 (off), 1 or 2")
+    mirostat_tau: float = number(5.0, 0, LARGEST, "bits of surprise, up to 1e20")
+    mirostat_eta: float = number(0.1, 0, LARGEST, "from 0 to 1e20")
+    adaptive_target: float = number(-1.0, -LARGEST, 1, "a probability; less than 0 is off")
+    adaptive_decay: float = number(0.9, 0, 0.99, "from 0 to 0.99")
+    samplers: tuple[str, ...] = SAMPLERS
     dry_breakers: tuple[tuple[int, ...], ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
@@ -88,11 +98,13 @@ class SamplingParams:
             object.__setattr__(self, name, value)
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "dry_breakers", _breakers(self.dry_breakers))
+        object.__setattr__(self, "samplers", _samplers(self.samplers))
 
     @property
     def uses_dry(self) -> bool:
         """Whether DRY is on, and `dry_breakers` matter."""
-        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
+        in_chain = "dry" in self.samplers and not self.mirostat
+        return in_chain and self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
 
 # name -> lowest value, highest value, what an error says
@@ -156,6 +168,38 @@ def _breakers(given: object) -> Breakers:
                 f"at most {MAX_BREAKER_TOKENS} work"
             )
     return Breakers(tuple(int(id) for id in tokens) for tokens in given)
+
+
+def _samplers(given: object) -> tuple[str, ...]:
+    """samplers, checked, by the names of SAMPLERS."""
+    if given is SAMPLERS:
+        return SAMPLERS
+    if not isinstance(given, (tuple, list)) or not all(isinstance(name, str) for name in given):
+        raise ValueError(f"samplers is {given!r:.60}: give names of {', '.join(SAMPLERS)}")
+    if len(given) > MAX_SAMPLERS:
+        raise ValueError(f"samplers has {len(given)} names: give at most {MAX_SAMPLERS}")
+    names = []
+    for name in given:
+        found = sampler_of(name)
+        if found is None:
+            raise ValueError(f"samplers has {name!r:.60}: give some of {', '.join(SAMPLERS)}")
+        names.append(found)
+    return tuple(names)
+
+
+def in_effect(params: SamplingParams) -> SamplingParams:
+    """The parameters without those of links that are not wanted.
+
+    With Mirostat these are all but the plain temperature and biases, as in llama.cpp.
+    """
+    if params.mirostat:
+        params = replace(params, samplers=("temperature",), dynatemp_range=0.0)
+    if params.samplers == SAMPLERS:
+        return params
+    off: dict[str, Any] = {}
+    for name in OFF:
+        off |= {} if name in params.samplers else OFF[name]
+    return replace(params, **off)
 
 
 def without_bans(params: SamplingParams, ids: Iterable[int]) -> SamplingParams:

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .filters import Candidates
-from .links import ADJUSTMENTS, FILTERS
+from .links import ADJUSTMENTS, FEEDBACKS, FILTERS, Adjustment, Filter, Link, State
 from .mask import TokenMask, allowed_tokens, fill_checked, in_force, n_words, waits
-from .params import MASK64, SamplingParams
+from .order import SAMPLERS
+from .params import MASK64, SamplingParams, in_effect
 from .ranking import Ids, Logits, Probabilities, crossing, weights
 
 NO_TOKEN = -1  # the id of a row from which none can be chosen
@@ -39,19 +40,29 @@ def uniform(seed: int, counter: int) -> float:
 
 
 class Chain:
-    """The links that parameters turn on, in order: `adjustments`, then `filters`.
+    """The links that parameters turn on, in order: `adjustments`, then `filters`, among which are
+    adjustments that come after a filter, then perhaps a `feedback`.
 
-    greedy: the chain comes down to the highest adjusted logit. Then no draw matters, and filters
-    that always keep the best candidate are left out. has_kernels: every link has a kernel.
+    greedy: the chain comes down to the highest adjusted logit. Then no draw matters, and links that
+    always keep the best candidate are left out. has_kernels: every link has a kernel, and they are
+    in the order of the kernels. params: those in effect.
     """
 
     def __init__(self, params: SamplingParams) -> None:
-        self.adjustments = [link for link in ADJUSTMENTS if link.active(params)]
-        filters = [link for link in FILTERS if link.active(params)]
+        default: list[Adjustment | Filter] = [*ADJUSTMENTS, *FILTERS]
+        links = [x for x in _in_order(default, params.samplers) if x.active(params)]
+        n = next((i for i, x in enumerate(links) if isinstance(x, Filter)), len(links))
+        self.adjustments = [x for x in links[:n] if isinstance(x, Adjustment)]
+        rest = links[n:]
+        filters = [link for link in rest if isinstance(link, Filter)]
         last = [link for link in filters if link.leaves_one(params)]
-        self.greedy = bool(last) and all(link.keeps_best for link in filters)
-        self.filters = last if self.greedy else filters
-        self.has_kernels = all(link.has_kernel for link in (*self.adjustments, *self.filters))
+        self.greedy = bool(last) and all(isinstance(x, Filter) and x.keeps_best for x in rest)
+        self.filters = last[:1] if self.greedy else rest
+        feedbacks = [link for link in FEEDBACKS if link.active(params) and not self.greedy]
+        self.feedback = feedbacks[0] if feedbacks else None
+        used: list[Link] = [*self.adjustments, *self.filters, *feedbacks]
+        in_order = used == [link for link in (*default, *feedbacks) if link in used]
+        self.has_kernels = in_order and all(link.fits_kernel(params) for link in used)
 
 
 class Sampler:
@@ -59,9 +70,10 @@ class Sampler:
 
     Draw i uses uniform(seed, 2 i) for the token and uniform(seed, 2 i + 1) for filters that apply
     by chance, so a backend that samples by itself needs `seed` and `n_drawn` and adds to the
-    latter. `history` is the prompt and every accepted token; a last one ~r is what the step under
-    way samples at its row r. `mask` drops tokens before everything else, and sees every accepted
-    token but not the prompt. ValueError where a biased id is not in the vocabulary.
+    latter. The state of a feedback is kept for each draw, so that draws can be repeated. `params`
+    are those in effect. `history` is the prompt and every accepted token; a last one ~r is what the
+    step under way samples at its row r. `mask` drops tokens before everything else, and sees every
+    accepted token but not the prompt. ValueError where a biased id is not in the vocabulary.
     """
 
     def __init__(
@@ -74,8 +86,11 @@ class Sampler:
         beyond = [token for token in params.logit_bias if not 0 <= token < n_vocab]
         if beyond:
             raise ValueError(f"logit_bias names token {beyond[0]}: ids go from 0 to {n_vocab - 1}")
-        self.params = params
-        self.chain = Chain(params)
+        self.params = in_effect(params)
+        self.chain = Chain(self.params)
+        self._states: list[State] = []  # of the feedback before each draw
+        if self.chain.feedback:
+            self._states.append(self.chain.feedback.start(self.params))
         self.n_vocab = n_vocab
         self.history = list(map(int, history))
         self.mask = mask
@@ -134,15 +149,8 @@ class Sampler:
 
         draw: its number; None is the next.
         """
-        allowed = self._allowed()
-        logits = self._adjusted(logits, allowed)
-        found = _all_ids(self.n_vocab), logits
-        if allowed is not None:
-            found = np.flatnonzero(allowed), logits[allowed]
-        chance = uniform(self.seed, 2 * (self.n_drawn if draw is None else draw) + 1)
-        for link in self.chain.filters:
-            found = link.apply(found, self.params, chance)
-        return found
+        draw = self.n_drawn if draw is None else draw
+        return self._fed_back(self._filtered(logits, draw), draw)
 
     def probabilities(self, logits: Logits, draw: int | None = None) -> tuple[Ids, Probabilities]:
         """Returns (ids[k], p[k]) of a draw, most probable first, ties by id; None is the next."""
@@ -174,10 +182,45 @@ class Sampler:
             return NO_TOKEN
 
     def _draw(self, logits: Logits) -> int:
-        ids, kept = self.candidates(logits)
+        before = self._filtered(logits, self.n_drawn)
+        ids, kept = self._fed_back(before, self.n_drawn)
         w = weights(kept)
         mass = uniform(self.seed, 2 * self.n_drawn) * float(w.sum())
-        return int(ids[crossing(kept, w, mass, side="right")])
+        token = int(ids[crossing(kept, w, mass, side="right")])
+        if feedback := self.chain.feedback:
+            state = self._states[self.n_drawn]
+            learnt = feedback.after(before, (ids, kept), token, self.params, state)
+            self._states[self.n_drawn + 1 :] = [learnt]
+        return token
+
+    def _filtered(self, logits: Logits, draw: int) -> Candidates:
+        """Returns what the adjustments and filters leave of logits[V]."""
+        allowed = self._allowed()
+        logits = self._adjusted(logits, allowed)
+        found = _all_ids(self.n_vocab), logits
+        if allowed is not None:
+            found = np.flatnonzero(allowed), logits[allowed]
+        chance = uniform(self.seed, 2 * draw + 1)
+        for link in self.chain.filters:
+            if isinstance(link, Filter):
+                found = link.apply(found, self.params, chance)
+            else:
+                found = self._adjusted_few(found, link)
+        return found
+
+    def _fed_back(self, found: Candidates, draw: int) -> Candidates:
+        """Returns what the feedback leaves of candidates."""
+        if feedback := self.chain.feedback:
+            return feedback.apply(found, self.params, self._states[draw], self.n_vocab)
+        return found
+
+    def _adjusted_few(self, found: Candidates, link: Adjustment) -> Candidates:
+        """Returns candidates after an adjustment that follows a filter."""
+        ids, kept = found
+        logits = np.full(self.n_vocab, -inf, np.float32)
+        logits[ids] = kept
+        recent = self.recent(link.look_back(self.params))
+        return ids, link.apply(logits, self.params, recent)[ids]
 
     def _allowed(self) -> NDArray[np.bool_] | None:
         """Returns allowed[V] of the next token; None without a mask that forbids any."""
@@ -196,6 +239,19 @@ class Sampler:
         if not isfinite(best := logits.max()):
             raise ValueError(f"the highest logit is {best}: no token can be chosen")
         return logits
+
+
+def _in_order(
+    links: Iterable[Adjustment | Filter], samplers: Sequence[str]
+) -> list[Adjustment | Filter]:
+    """The links in the order of their names; without one, at their place in llama.cpp's order, or
+    first in any other.
+    """
+    links = list(links)
+    if list(samplers) == [name for name in SAMPLERS if name in samplers]:
+        return links
+    named = [link for name in samplers for link in links if link.name == name]
+    return [link for link in links if not link.name] + named
 
 
 @cache

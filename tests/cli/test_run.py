@@ -18,8 +18,9 @@ from ggpy import __main__ as dispatcher
 from ggpy.cli import options as command_line
 from ggpy.cli import run
 from ggpy.cli.answer import Figures
-from ggpy.cli.options import SAMPLING, unescape
+from ggpy.cli.options import unescape
 from ggpy.cli.prompts import PromptError, decode
+from ggpy.cli.sampling_options import SAMPLING, sampling
 from ggpy.sampling import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,6 +144,9 @@ def test_sampling_options_reach_the_sampler(cli: Cli) -> None:
     assert greedy == cli(*RAW, "-p", "hello", "-n", "16", "--top-k", "1").out
     penalty = ("--repeat-penalty", "5", "--repeat-last-n", "-1")
     assert greedy != cli(*RAW, "-p", "hello", "-n", "16", "--temp", "0", *penalty).out
+    assert greedy == cli(*RAW, "-p", "hello", "-n", "16", "--mirostat", "2", "--temp", "0").out
+    last = ("--samplers", "top_k;penalties", *penalty)  # after a filter that leaves one
+    assert greedy == cli(*RAW, "-p", "hello", "-n", "16", "--top-k", "1", *last).out
 
 
 def test_logit_bias_and_dry_reach_the_sampler(cli: Cli) -> None:
@@ -359,14 +363,43 @@ def test_the_help_states_the_defaults_of_sampling() -> None:
 
 
 def test_every_sampling_parameter_has_a_flag() -> None:
-    assert {name for _, name, *_ in SAMPLING} | {"dry_breakers", "logit_bias"} == set(
-        vars(SamplingParams())
-    )
+    others = {"dry_breakers", "logit_bias", "samplers"}
+    assert {name for _, name, *_ in SAMPLING} | others == set(vars(SamplingParams()))
 
 
 def test_only_what_is_given_is_passed_on() -> None:
     options = command_line.parse(["--temp", "0", "--min-p", "0.1", "-s", "5"])
-    assert command_line.sampling(options) == {"temperature": 0.0, "min_p": 0.1, "seed": 5}
+    assert sampling(options) == {"temperature": 0.0, "min_p": 0.1, "seed": 5}
+
+
+@pytest.mark.parametrize(
+    ("given", "samplers"),
+    [
+        (("--samplers", "Temp; top-k;penalties"), ("temperature", "top_k", "penalties")),
+        (("--samplers", ""), ()),
+        (("--sampler-seq", "tka"), ("temperature", "top_k", "adaptive_p")),
+        (("--samplers", "top_k", "--sampling-seq", "mm"), ("min_p", "min_p")),
+    ],
+)
+def test_the_order_of_samplers(given: tuple[str, ...], samplers: tuple[str, ...]) -> None:
+    assert sampling(command_line.parse(list(given))) == {"samplers": samplers}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ("--samplers", "top_k;infill"),
+            "there is no sampler 'infill': give some of penalties (e)",
+        ),
+        (("--sampler-seq", "kz"), "there is no sampler 'z'"),
+        (("--mirostat", "3"), "mirostat is 3: it must be 0 (off), 1 or 2"),
+        (("--adaptive-decay", "1"), "adaptive_decay is 1.0: it must be from 0 to 0.99"),
+    ],
+)
+def test_wrong_samplers(cli: Cli, given: tuple[str, ...], message: str) -> None:
+    result = cli(*RAW, "-p", "hello", *given)
+    assert result.status == 2 and message in result.err
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from ...sampling import SamplingParams
 from ..events import AnswerOptions
 from .options import NAMES
-from .samplers import OFF
 
 
 def settings_of(options: AnswerOptions) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def settings_of(options: AnswerOptions) -> dict[str, Any]:
 
 
 def sampling_of(params: SamplingParams) -> dict[str, Any]:
-    """The parameters of sampling, and the links of the sampler chain that they turn on."""
+    """The parameters of sampling, and the links of the sampler chain in their order."""
     biases = [
         {"token": id, "bias": bias if isfinite(bias) else None}  # JSON has no infinity
         for id, bias in params.logit_bias.items()
@@ -40,14 +39,5 @@ def sampling_of(params: SamplingParams) -> dict[str, Any]:
     return {
         **{name: getattr(params, name) for name in NAMES},
         "logit_bias": biases,
-        "samplers": _samplers(params),
+        "samplers": list(params.samplers),
     }
-
-
-def _samplers(params: SamplingParams) -> list[str]:
-    """Names of the links that do something."""
-    return [
-        name
-        for name, off in OFF.items()
-        if any(getattr(params, field) != value for field, value in off.items())
-    ]

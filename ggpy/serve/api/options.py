@@ -15,12 +15,12 @@ from typing import Any
 from ...grammar import grammar_kind
 from ...runtime.sequence import MAX_STOP_CHARS
 from ...sampling import DRY_SEQUENCE_BREAKERS, SamplingParams
+from ...sampling.order import BY_LETTER, sampler_of
 from ...tokenizer import Tokenizer
 from ...tokenizer.breakers import dry_breakers
 from ..errors import ApiError
 from ..events import AnswerOptions, Constraint
 from ..fields import Fields, is_whole
-from . import samplers
 
 NAMES = [f.name for f in fields(SamplingParams) if f.metadata]
 MAX_TOP_LOGPROBS = 20
@@ -66,12 +66,13 @@ def sampling_params(body: Fields, tokenizer: Tokenizer, defaults: SamplingParams
     biases |= _biases(body, tokenizer)
     if biases:
         given["logit_bias"] = biases
+    if "samplers" in body:
+        given["samplers"] = _samplers(body)
     try:
         params = replace(defaults, **given)
     except ValueError as error:
         name = str(error).split(" ", 1)[0]
         raise ApiError(400, str(error), param=body.path(name)) from None
-    params = samplers.chosen(params, body)
     if params.uses_dry and (not params.dry_breakers or "dry_sequence_breakers" in body):
         params = replace(params, dry_breakers=_breakers(body, tokenizer))
     return params
@@ -147,6 +148,16 @@ def _max_tokens(body: Fields, default: int | None) -> int | None:
 def _line_timeout(body: Fields) -> float | None:
     milliseconds = body.number("t_max_predict_ms", None, -1, 1e12)
     return None if milliseconds is None or milliseconds <= 0 else milliseconds / 1000
+
+
+def _samplers(body: Fields) -> tuple[str, ...]:
+    """Names in a list, or letters in a text; llama-server, too, ignores those that it has not."""
+    given = body.texts("samplers")
+    if isinstance(body.raw("samplers"), str):
+        found = [BY_LETTER.get(letter) for letter in given[0]]
+    else:
+        found = [sampler_of(name) for name in given]
+    return tuple(name for name in found if name)
 
 
 def _number(body: Fields, name: str) -> int | float:

@@ -47,6 +47,9 @@ ON_DEVICE = [
     ({"top_k": MAX_TOP_K, "logit_bias": {1: -math.inf}}, MAX_TOP_K),
     ({**PENALTY, "repeat_last_n": MAX_RECENT}, 40),
     ({"xtc_probability": 0.5, "temperature": 0.0}, 40),
+    ({"mirostat": 2, "temperature": 0.0, "top_k": 7}, 1),
+    ({"samplers": ("top_k", "dry", "temperature"), "top_k": 7, "dry_multiplier": 0.0}, 7),
+    ({"min_keep": 1}, 40),
 ]
 IN_NUMPY = [
     {"top_k": 0},
@@ -58,6 +61,12 @@ IN_NUMPY = [
     {"dry_multiplier": 0.8, "temperature": 0.0},
     {**PENALTY, "repeat_last_n": -1},
     {**PENALTY, "repeat_last_n": MAX_RECENT + 1},
+    {"mirostat": 1},
+    {"mirostat": 2},
+    {"adaptive_target": 0.5},
+    {"min_keep": 2},
+    {"samplers": ("temperature", "top_k")},
+    {"samplers": ("top_k", "top_k", "temperature")},
 ]
 
 
@@ -95,6 +104,13 @@ CHANGES = {
     "dry_allowed_length": (1, DRY),
     "dry_penalty_last_n": (2, DRY),
     "dry_breakers": (((3,),), DRY),
+    "min_keep": (20, {"top_p": 0.2}),
+    "mirostat": (2, {"mirostat_tau": 1.0}),
+    "mirostat_tau": (1.0, {"mirostat": 1}),
+    "mirostat_eta": (5.0, {"mirostat": 2}),
+    "adaptive_target": (0.1, {}),
+    "adaptive_decay": (0.1, {"adaptive_target": 0.1}),
+    "samplers": (("min_p", "top_k"), {}),
 }
 
 
@@ -119,13 +135,17 @@ def test_every_parameter_is_carried_to_the_kernels_or_sends_the_row_to_the_host(
     assert sent == {
         *("typical_p", "top_n_sigma", "dynatemp_range", "dynatemp_exponent"),
         *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_breakers"),
+        *("mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay"),
+        *("min_keep", "samplers"),
     }
 
 
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_parameter_is_obeyed(emulator, name, greedy):
-    """Where a row is drawn: numpy's tokens, some of which are others without the parameter."""
+    """Where a row is drawn: numpy's tokens, some of which are others without the parameter, if not
+    in the first draw then in the next ones.
+    """
     n, n_vocab, history = 24, 300, [3, 4, 5, 3, 4]
     values = np.random.default_rng(0).standard_normal((n, n_vocab)).astype(np.float32)
     values[:, 3:6] += [3, 3, 5]
@@ -138,11 +158,12 @@ def test_every_parameter_is_obeyed(emulator, name, greedy):
         return [Sampler(SamplingParams(**options), n_vocab, history) for _ in range(n)]
 
     def in_numpy(options):
-        return [s.sample(row) for s, row in zip(samplers(options), values, strict=True)]
+        pairs = list(zip(samplers(options), values, strict=True))
+        return [[s.sample(row) for s, row in pairs] for _ in range(3)]
 
     expected = in_numpy({**options, name: value})
-    drawn = Sampling(emulator).draw(logits, samplers({**options, name: value}))
-    assert drawn.read().tolist() == expected
+    sampling, ours = Sampling(emulator), samplers({**options, name: value})
+    assert [sampling.draw(logits, ours).read().tolist() for _ in expected] == expected
     assert greedy or expected != in_numpy(without), "nothing would be noticed"
 
 
