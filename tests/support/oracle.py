@@ -64,6 +64,21 @@ class Oracle:
             [{x["id"]: x["logprob"] for x in t["top_logprobs"]} for t in probabilities],
         )
 
+    def draws(
+        self, ids: list[int], n: int, **sampling: object
+    ) -> tuple[list[int], list[dict[int, float]]]:
+        """n ids drawn after ids, and for each the probabilities that its chain left.
+
+        Every token must be a whole number of characters: see `logprobs`.
+        """
+        request = {"prompt": ids, "n_predict": n, "n_probs": 1000, "post_sampling_probs": True}
+        request |= {"cache_prompt": False, "return_tokens": True}
+        answer = self._post("/completion", {**request, **sampling})
+        steps = answer["completion_probabilities"]
+        found = [{x["id"]: x["prob"] for x in step["top_probs"]} for step in steps]
+        assert len(found) == len(answer["tokens"]) == n, "characters of several tokens"
+        return answer["tokens"], found
+
     def embeddings(self, prompts: list[list[int]]) -> list[list[float]]:
         """A vector of length 1 for each of several lists of ids."""
         found = self._post("/v1/embeddings", {"input": prompts})["data"]

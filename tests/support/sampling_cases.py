@@ -18,8 +18,10 @@ def random_logits(n: int, seed: int = 0) -> np.ndarray:
 
 
 def plain_softmax(logits: np.ndarray) -> list[float]:
-    weights = [math.exp(float(x) - float(max(logits))) for x in logits]
-    return [w / sum(weights) for w in weights]
+    best = float(max(logits))
+    weights = [math.exp(float(x) - best) for x in logits]
+    total = sum(weights)
+    return [w / total for w in weights]
 
 
 class AllowedTokens:
