@@ -174,6 +174,8 @@ PARAMS = [
     SamplingParams(seed=7, temperature=1.5, top_k=0, xtc_probability=0.5),
     SamplingParams(seed=3, repeat_penalty=1.3, repeat_last_n=5),
     SamplingParams(seed=3, frequency_penalty=0.5, dry_multiplier=1.5, dry_penalty_last_n=-1),
+    SamplingParams(seed=5, mirostat=1, mirostat_eta=1.0),
+    SamplingParams(seed=5, adaptive_target=0.2, samplers=("top_k", "penalties", "adaptive_p")),
 ]
 
 
@@ -477,6 +479,29 @@ def test_an_interrupted_step_is_done_again(make_engine):
         engine.decoder.run, engine.ops.read = run, read
     finish(engine, s)
     assert [p.id for p in s.pieces] == answer(make_engine(), ids_of(70), max_tokens=12)
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_draws_of_an_interrupted_step_are_repeated(make_engine, run_ahead):
+    """Though the samplers have learnt from them."""
+    params = SamplingParams(seed=3, mirostat=2, mirostat_tau=2.0, mirostat_eta=2.0)
+    expected = answer(make_engine(), ids_of(70), params, max_tokens=12)
+    engine, n_interrupted = make_engine(run_ahead=run_ahead), 0
+    s, sample = engine.add(ids_of(70), params, max_tokens=12), engine.ops.sample
+
+    def interrupted(logits, samplers):
+        sample(logits, samplers)
+        raise KeyboardInterrupt
+
+    while not s.finish:
+        engine.ops.sample = interrupted
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            n_interrupted += 1
+        engine.ops.sample = sample
+        engine.step()
+    assert [p.id for p in s.pieces] == expected and n_interrupted > 5
 
 
 def test_pages_taken_over_by_one_that_waits_make_room(make_engine):

@@ -53,7 +53,10 @@ def sizes_of_steps(engine: Engine) -> list[int]:
 @pytest.mark.parametrize("run_ahead", [False, True])
 @pytest.mark.parametrize(
     ("prefix_cache", "params"),
-    [(False, GREEDY), (True, GREEDY), (True, SamplingParams(seed=3, presence_penalty=0.5))],
+    [
+        *((False, GREEDY), (True, GREEDY), (True, SamplingParams(seed=3, presence_penalty=0.5))),
+        (True, SamplingParams(seed=3, mirostat=2, mirostat_tau=3.0, mirostat_eta=1.0)),
+    ],
 )
 def test_a_text_is_the_same_though_it_was_preempted(make, name, run_ahead, prefix_cache, params):
     prompts = [ids_of(n, n) for n in (10, 50, 90, 30)]

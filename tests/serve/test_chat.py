@@ -14,10 +14,8 @@ from running_server import RunningServer, eventually, idle, running
 import ggpy
 from ggpy.grammar import Grammars
 from ggpy.runtime.sequence import Sequence
-from ggpy.sampling import SamplingParams
-from ggpy.sampling.params import RANGES
+from ggpy.sampling import SAMPLERS, SamplingParams, in_effect
 from ggpy.serve.answers.worker import Ticket
-from ggpy.serve.api import samplers as api_samplers
 from ggpy.serve.api.messages import read_messages, read_tool_choice
 from ggpy.serve.api.options import sampling_params
 from ggpy.serve.errors import ApiError
@@ -239,29 +237,26 @@ def test_a_tool_may_return_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samplers", "kept"),
+    ("samplers", "order", "kept"),
     [
-        (None, {"top_k": 5, "temperature": 0.5, "min_p": 0.2, "repeat_penalty": 1.5}),
-        (["top-k", "temp", "infill"], {"top_k": 5, "temperature": 0.5}),
-        (["Top_K", "penalties"], {"top_k": 5, "repeat_penalty": 1.5}),
-        ("mt?", {"min_p": 0.2, "temperature": 0.5}),
-        ([], {}),
+        (None, SAMPLERS, {"top_k": 5, "temperature": 0.5, "min_p": 0.2, "repeat_penalty": 1.5}),
+        (["temp", "top-k", "infill"], ("temperature", "top_k"), {"top_k": 5, "temperature": 0.5}),
+        (["Top_K", "penalties"], ("top_k", "penalties"), {"top_k": 5, "repeat_penalty": 1.5}),
+        ("tm?", ("temperature", "min_p"), {"min_p": 0.2, "temperature": 0.5}),
+        ([], (), {}),
     ],
 )
-def test_samplers_that_are_not_named_are_off(samplers: Any, kept: dict[str, float]) -> None:
+def test_samplers_that_are_not_named_are_off(
+    samplers: Any, order: tuple[str, ...], kept: dict[str, float]
+) -> None:
     asked = {"top_k": 5, "temperature": 0.5, "min_p": 0.2, "repeat_penalty": 1.5}
     with ggpy.load("models/tiny/llama.gguf", device="cpu", n_ctx=64) as model:
         body = Fields({**asked, "samplers": samplers})
         params = sampling_params(body, model.tokenizer, SamplingParams(top_p=1))
+    assert params.samplers == order
     off = {"top_k": 0, "temperature": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
-    assert {name: getattr(params, name) for name in asked} == {**off, **kept}
-
-
-def test_every_parameter_of_sampling_is_turned_off_or_does_nothing_alone() -> None:
-    off = {name for values in api_samplers.OFF.values() for name in values}
-    others = {"seed", "repeat_last_n", "xtc_threshold", "dynatemp_exponent"}
-    others |= {"dry_base", "dry_allowed_length", "dry_penalty_last_n"}
-    assert off | others == RANGES.keys()
+    effective = in_effect(params)
+    assert {name: getattr(effective, name) for name in asked} == {**off, **kept}
 
 
 def test_a_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
@@ -294,6 +289,19 @@ def test_llama_cpp_s_fields(client: openai.OpenAI) -> None:
     answer = ask(client, temperature=1, extra_body=extra)
     assert answer.choices[0].message.content
     assert answer.timings["predicted_n"] == 8
+    texts = []
+    for extra in (
+        {},
+        {"mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 0.5},
+        {"mirostat": 1, "mirostat_tau": 1.0, "mirostat_eta": 0.5},
+        {"adaptive_target": 0.1, "adaptive_decay": 0.5},
+        {"samplers": ["top_p", "top_k"], "min_keep": 30, "top_p": 0.01},
+    ):
+        two = [ask(client, temperature=1, seed=3, extra_body=extra) for _ in range(2)]
+        found = [answer.choices[0].message.content for answer in two]
+        assert found[0] == found[1]
+        texts.append(found[0])
+    assert len(set(texts)) == len(texts), "each acts"
 
 
 def test_json_answers(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,6 +395,13 @@ WRONG: dict[str, Any] = {
     "chat_template_kwargs": [1],
     "repeat_penalty": [0, "x"],
     "repeat_last_n": [1.5],
+    "min_keep": [-1, 1.5],
+    "mirostat": [3, -1, 0.5, "x", True],
+    "mirostat_tau": [-1, "x"],
+    "mirostat_eta": [-0.1],
+    "adaptive_target": [1.5, "x"],
+    "adaptive_decay": [1, -0.1],
+    "samplers": [7, [1], ["top_k"] * 65, "t" * 65],
     "cache_prompt": ["x"],
     "ignore_eos": [3],
 }

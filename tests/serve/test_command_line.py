@@ -173,6 +173,20 @@ def test_sampling_defaults_are_the_options() -> None:
     assert (found.sampling.temperature, found.sampling.top_k, found.max_tokens) == (0.3, 7, 99)
 
 
+def test_samplers_come_from_options_and_variables() -> None:
+    given = ["m.gguf", "--mirostat", "2", "--mirostat-ent", "4", "--samplers", "temp;top_k"]
+    found = settings(given).sampling
+    assert (found.mirostat, found.mirostat_tau, found.samplers) == (
+        2,
+        4.0,
+        ("temperature", "top_k"),
+    )
+    variables = {"LLAMA_ARG_ADAPTIVE_TARGET": "0.3", "LLAMA_ARG_SAMPLER_SEQ": "mta"}
+    options = serve_options.parse(["m.gguf"], variables)
+    assert options.samplers == ("min_p", "temperature", "adaptive_p")
+    assert options.adaptive_target == 0.3
+
+
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     import socket
 

@@ -15,6 +15,7 @@ import pytest
 from running_server import RunningServer, running
 
 import ggpy
+from ggpy.sampling import SAMPLERS
 from ggpy.serve.fields import Fields
 
 
@@ -201,7 +202,9 @@ def test_state(server: RunningServer) -> None:
     assert server.client.get("/v1/models/other").status_code == 404
     props = server.client.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == 256
-    assert props["default_generation_settings"]["params"]["n_predict"] == -1
+    defaults = props["default_generation_settings"]["params"]
+    assert (defaults["n_predict"], defaults["mirostat"], defaults["adaptive_target"]) == (-1, 0, -1)
+    assert defaults["samplers"] == list(SAMPLERS)
     assert props["total_slots"] == 4
     assert (props["endpoint_metrics"], props["endpoint_slots"], props["ui"]) == (True, True, True)
     assert len(server.client.get("/slots").json()) == 4
@@ -272,10 +275,13 @@ def test_a_constraint_needs_the_library(
 def test_the_settings_of_an_answer(server: RunningServer) -> None:
     """As llama-server: what is in effect, which clients ask for by paths."""
     more = {"top_k": 7, "stop": ["zz"], "samplers": ["top_k", "temperature"], "n_indent": 0}
+    more |= {"mirostat": 1, "mirostat_tau": 4, "min_keep": 3}
     answer = server.post("/completion", prompt="a", n_predict=2, stream=False, **more).json()
     found = answer["generation_settings"]
-    assert (found["top_k"], found["top_p"], found["n_predict"]) == (7, 1.0, 2)
+    assert (found["top_k"], found["top_p"], found["n_predict"]) == (7, 0.95, 2)
     assert (found["stop"], found["samplers"]) == (["zz"], ["top_k", "temperature"])
+    assert (found["mirostat"], found["mirostat_tau"], found["mirostat_eta"]) == (1, 4, 0.1)
+    assert (found["min_keep"], found["adaptive_target"], found["adaptive_decay"]) == (3, -1, 0.9)
     paths = ["generation_settings/n_ctx"]
     answer = server.post("/completion", prompt="a", n_predict=2, response_fields=paths).json()
     assert answer == {"generation_settings/n_ctx": 256}
