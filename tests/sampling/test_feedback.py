@@ -82,7 +82,7 @@ def test_adaptive_p_against_its_formula() -> None:
 @pytest.mark.parametrize("options", [{"mirostat": 1}, {"mirostat": 2}, ADAPTIVE], ids=str)
 def test_draws_that_are_repeated_give_the_same_tokens(options: dict) -> None:
     """Whatever was drawn after them meanwhile, of whatever logits."""
-    params = SamplingParams(seed=2, mirostat_eta=3.0, **options)
+    params = SamplingParams(seed=2, mirostat_tau=1.5, mirostat_eta=3.0, **options)
     rows = [random_logits(V, draw) for draw in range(12)]
     plain = Sampler(params, V)
     expected = [plain.sample(row) for row in rows]
