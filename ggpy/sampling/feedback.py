@@ -18,7 +18,6 @@ from .ranking import Ids, Logits, largest, softmax, weights
 
 N_ESTIMATE = 100  # candidates from which Mirostat 1 estimates the exponent of Zipf's law
 PEAK, SHARPNESS, WIDTH = 5.0, 10.0, 0.3  # of adaptive-p's new logits
-LARGEST_DECAY = 0.99
 
 
 def mirostat(ids: Ids, logits: Logits, mu: float, n_vocab: int) -> Candidates:

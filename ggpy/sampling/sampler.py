@@ -40,12 +40,12 @@ def uniform(seed: int, counter: int) -> float:
 
 
 class Chain:
-    """The links that parameters turn on, in order: `adjustments`, then `filters`, among which are
-    adjustments that come after a filter, then perhaps a `feedback`.
+    """The links that parameters turn on, in order: `adjustments`; `filters`, with the adjustments
+    that come after one; and a `feedback`, or None.
 
-    greedy: the chain comes down to the highest adjusted logit. Then no draw matters, and links that
-    always keep the best candidate are left out. has_kernels: every link has a kernel, and they are
-    in the order of the kernels. params: those in effect.
+    params: those in effect. greedy: the chain comes down to the highest adjusted logit. Then no
+    draw matters, and links that always keep the best candidate are left out. has_kernels: every
+    link has a kernel, and none is in another place than the default one.
     """
 
     def __init__(self, params: SamplingParams) -> None:

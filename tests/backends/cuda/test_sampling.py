@@ -396,6 +396,7 @@ MIXED = [
     SamplingParams(temperature=0),
     SamplingParams(temperature=0, logit_bias={17: -math.inf}, presence_penalty=0.5),
     SamplingParams(seed=4, xtc_probability=0.5),
+    SamplingParams(seed=8, mirostat=2, mirostat_tau=3.0, mirostat_eta=0.5),
 ]
 
 
@@ -410,8 +411,8 @@ def answers(ops, path, **options) -> list[tuple[str | None, list[int]]]:
     with File(path) as file:
         decoder = arch.load(file, ops, 64)
     engine = Engine(decoder, ops, Letters(), 64, n_batch=16, n_seq=4, **options)
-    prompts = [np.random.default_rng(i).integers(5, 350, 3 + 7 * i).tolist() for i in range(6)]
-    masks = [budget(2 + i) if i % 2 else None for i in range(6)]
+    prompts = [np.random.default_rng(i).integers(5, 350, 3 + 7 * i).tolist() for i in range(7)]
+    masks = [budget(2 + i) if i % 2 else None for i in range(7)]
     sequences = [
         engine.add(p, params, max_tokens=6 + len(p) % 5, grammar=mask)
         for p, params, mask in zip(prompts, MIXED, masks, strict=True)
