@@ -60,7 +60,7 @@ def can_answer_instead(chat_format: ChatFormat, special: Mapping[str, int]) -> b
     message has a header, which JSON that stands alone lacks.
     """
     opener = chat_format.section_open or chat_format.call_open
-    if not opener or chat_format.bare_calls or chat_format.channels is not None:
+    if not opener or chat_format.bare_calls or chat_format.begun or chat_format.channels:
         return False
     return any(opener.startswith(marker) for marker in special) or opener[0] not in JSON_STARTS
 
@@ -155,19 +155,22 @@ class _Grammar:
         if (channels := chat_format.channels) is not None:  # a message is one call
             between = self.literal(channels.thought_close + channels.between)
             return f"call ({between} call)*" if parallel and channels.several else "call"
-        opener, closer = chat_format.call_gap
-        call = self._in_order(
-            self.literal("" if chat_format.bare_calls else chat_format.call_open + opener),
-            "call",
-            self.literal(closer + chat_format.call_close),
-        )
-        call = self._section(call) if chat_format.section_each else call
+        opener = "" if chat_format.bare_calls else chat_format.call_open
+        call = self._marked(opener.removeprefix(chat_format.begun))
         if parallel:
-            between = self._between()
-            call = f"{call} ({self._in_order(between, call)})*"
+            call = f"{call} ({self._in_order(self._between(), self._marked(opener))})*"
         if chat_format.listed:
             call = f'"[" {_INDENT} {call} {_LINE} "]"'
         return call if chat_format.section_each else self._section(call)
+
+    def _marked(self, opener: str) -> str:
+        """A call with the markers around it."""
+        chat_format = self.format
+        before, after = chat_format.call_gap
+        before = "" if chat_format.bare_calls else before
+        closer = self.literal(after + chat_format.call_close)
+        call = self._in_order(self.literal(opener + before), "call", closer)
+        return self._section(call) if chat_format.section_each else call
 
     def _between(self) -> str:
         """What stands between calls; templates of one format differ in line breaks."""
@@ -226,11 +229,17 @@ class _Grammar:
 
     def _tags(self, syntax: Tags, name: str, schema: Any) -> str:
         line = _LINE if not syntax.lines else self.literal("\n")
-        parts = [self.literal(name + syntax.name_close), line]
+        if syntax.after_name:
+            parts = [self.literal(name), syntax.after_name, self.literal(syntax.name_close), line]
+        else:
+            parts = [self.literal(name + syntax.name_close), line]
         required = _required(schema)
         for key, value_schema in _properties(schema).items():
-            string = is_string(types_of(schema, key))
-            written = syntax.written_key.format(key=key, string="true" if string else "false")
+            types = types_of(schema, key)
+            string = is_string(types)
+            written = syntax.written_key.format(
+                key=key, string="true" if string else "false", type=_type_name(types)
+            )
             head = [self.literal(syntax.key_open + written + syntax.key_close)]
             if isinstance(syntax, KeyedTags):
                 head += [_LINE, self.literal(syntax.value_open)]
@@ -280,6 +289,12 @@ class _Grammar:
 def _properties(schema: Any) -> Mapping[str, Any]:
     found = schema.get("properties")
     return found if isinstance(found, Mapping) else {}
+
+
+def _type_name(types: frozenset[str]) -> str:
+    """The type that a tag names, of which a number has one."""
+    names = types - {"integer"} | ({"number"} if "integer" in types else set())
+    return min(names, default="object")
 
 
 def _required(schema: Any) -> frozenset[str]:

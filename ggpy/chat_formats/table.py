@@ -37,6 +37,47 @@ _DSML = Tags(
 )
 
 
+def _xtml(tag: str, close: bool = False) -> str:
+    """A tag of Kimi K3."""
+    return f"<|{'close' if close else 'open'}|>{tag}<|sep|>"
+
+
+_XTML = Tags(
+    "<|sep|>",
+    '<|open|>argument key="',
+    "<|sep|>",
+    _xtml("argument", True),
+    (_xtml("call", True),),
+    key=r'(?P<key>[^"]*)"(?: type="(?P<string>\w+)")?\s*',
+    written_key='{key}" type="{type}"',
+    name=r'(?P<name>[^"]*)".*',
+    after_name=r'"\" index=\"" /[1-9][0-9]?/ "\""',
+)
+
+
+def _hunyuan(name: str, suffix: str) -> ChatFormat:
+    """Hunyuan 3, all of whose tags have a suffix."""
+
+    def tag(text: str) -> str:
+        return f"<{text}{suffix}>"
+
+    syntax = KeyedTags(
+        tag("tool_sep"),
+        *(tag("arg_key"), tag("/arg_key"), tag("/arg_value"), (tag("/tool_call"),)),
+        value_open=tag("arg_value"),
+        bare_name=True,
+    )
+    return ChatFormat(
+        name,
+        syntax,
+        *(tag("tool_calls"), tag("/tool_calls"), tag("tool_call")),
+        section_gap="\n",
+        between="\n",
+        reasoning_open=tag("think"),
+        reasoning_close=tag("/think"),
+    )
+
+
 def _deepseek(name: str, syntax: NameThenJson, before_close: str, between: str) -> ChatFormat:
     return ChatFormat(
         name,
@@ -111,6 +152,8 @@ _ROWS = (
     ChatFormat("gemma4", GemmaCalls(), call_open="<|tool_call>", call_close="<tool_call|>",
                reasoning_open="<|channel>thought", reasoning_close="<channel|>",
                reasoning_anywhere=True, also=("<|channel>",), dropped=("<|tool_response>",)),
+    ChatFormat("functiongemma", GemmaCalls("<escape>"), call_open="<start_function_call>",
+               call_close="<end_function_call>", dropped=("<start_function_response>",)),
     ChatFormat("glm", _GLM, call_open="<tool_call>", between="\n"),
     _deepseek("deepseek-r1",
               NameThenJson("\n```json\n", rf"\w*<{_BAR}tool\u2581sep{_BAR}>(?P<name>\S+)",
@@ -123,6 +166,11 @@ _ROWS = (
                NameThenJson("<|tool_call_argument_begin|>", _HEADER_KIMI, "functions.{name}:0"),
                "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
                "<|tool_call_begin|>", "<|tool_call_end|>"),
+    ChatFormat("kimi-k3", _XTML, _xtml("tools"), _xtml("tools", True), '<|open|>call tool="',
+               reasoning_open=_xtml("think"), reasoning_close=_xtml("think", True),
+               after_reasoning=_xtml("response") + _xtml("response", True),
+               dropped=(_xtml("response"), _xtml("response", True), _xtml("message", True))),
+    _hunyuan("hy3", ":opensource"),
     ChatFormat("minimax-m2",
                Tags('">', '<parameter name="', '">', "</parameter>", ("</invoke>",)),
                "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="',
@@ -138,11 +186,15 @@ _ROWS = (
                         "<|END_TEXT|>")),
     _json_list("granite", "<|tool_call|>", "<|/tool_call|>", hints=("<|tool|>",)),
     _json_list("tool-calls-list", "<tool_calls>", "</tool_calls>"),
+    _hunyuan("hy3-preview", ""),
     _json_list("nemotron", "<TOOLCALL>", "</TOOLCALL>"),
     _json_list("apertus", "<|tools_prefix|>", "<|tools_suffix|>",
-               syntax=JsonObjects(key_is_name=True)),
+               syntax=JsonObjects(key_is_name=True),
+               reasoning_open="<|inner_prefix|>", reasoning_close="<|inner_suffix|>"),
     ChatFormat("functionary", NameThenJson(">"), call_open="<function=",
                call_close="</function>"),
+    ChatFormat("functionary-v3.2", NameThenJson("\n"), call_open=">>>", begun=">>>",
+               dropped=(">>>all\n",), hints=(">>>${recipient}",)),
     ChatFormat("solar",
                NameThenJson("<|tool_call:args|>", _HEADER_SOLAR, "call<|tool_call:name|>{name}"),
                "<|tool_calls|>", "", "<|tool_call:begin|>", "<|tool_call:end|>",

@@ -20,6 +20,16 @@ MUSE = (' to=add_note<|message|><atem:function_calls>\n<atem:invoke name="add_no
         "</atem:function_calls>")  # fmt: skip
 SOLAR = ('<|tool_calls|><|tool_call:begin|>call<|tool_call:name|>add_note<|tool_call:args|>'
          '{"text": "x"}<|tool_call:end|>')  # fmt: skip
+K3 = ('<|open|>tools<|sep|><|open|>call tool="add_note" index="1"<|sep|>'
+      '<|open|>argument key="text" type="string"<|sep|>x<|close|>argument<|sep|>'
+      "<|close|>call<|sep|><|close|>tools<|sep|>")  # fmt: skip
+K3_THOUGHT = ("<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>"
+              "<|close|>response<|sep|>")  # fmt: skip
+HY3 = ("<tool_calls:opensource>\n<tool_call:opensource>add_note<tool_sep:opensource>\n"
+       "<arg_key:opensource>text</arg_key:opensource>\n"
+       "<arg_value:opensource>x</arg_value:opensource>\n</tool_call:opensource>\n"
+       "</tool_calls:opensource>")  # fmt: skip
+FUNCTIONARY = 'add_note\n{"text": "x"}'
 NEXT = "<|eom|><|start|>assistant"
 NOTE = '{"name": "add_note", "arguments": {"text": "x"}}'
 ACCEPTED = {
@@ -42,6 +52,11 @@ ACCEPTED = {
     "generic": ['{"tool_call": {"name": "add_note", "arguments": {"text": "x"}}}'],
     "minicpm5": ['<function name="add_note"><param name="text">x</param></function>'],
     "solar": [SOLAR, f"<|think|>Hm.<|end|><|begin|>assistant{SOLAR}"],
+    "kimi-k3": [K3, K3_THOUGHT + K3],
+    "hy3": [HY3],
+    "functiongemma": ["<start_function_call>call:add_note{text:<escape>x<escape>}"
+                      "<end_function_call>"],
+    "functionary-v3.2": [FUNCTIONARY],
 }  # fmt: skip
 REFUSED = {
     "hermes": ["Hello", NOTE, '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call>',
@@ -51,6 +66,10 @@ REFUSED = {
     "muse-glimmer": [" to=user<|message|>Hello", MUSE.replace("add_note", "rm"),
                      MUSE.replace("</atem:invoke>", ""), MUSE.replace('"text"', '"t"')],
     "solar": [f"<|think|>Hm.<|end|>{SOLAR}", SOLAR.replace("add_note", "rm")],
+    "kimi-k3": [K3.replace("add_note", "rm"), K3.replace("string", "number"),
+                K3.replace('index="1"', 'index="x"'), K3.replace("<|close|>call<|sep|>", "")],
+    "hy3": [HY3.replace("add_note", "rm"), HY3.replace("<tool_sep:opensource>", "")],
+    "functionary-v3.2": [f">>>{FUNCTIONARY}", "all\nHello", FUNCTIONARY.replace("note", "n")],
     "mistral": ["[TOOL_CALLS][]", f"[TOOL_CALLS]{NOTE}"],
     "mistral-args": ["[TOOL_CALLS]rm[ARGS]{}", '[TOOL_CALLS]add_note[ARGS]{"t": "x"}'],
     "qwen3-coder": ["<tool_call>\n<function=add_note>\n</function>\n</tool_call>",
@@ -97,6 +116,17 @@ def test_what_the_grammar_accepts_the_parser_reads(name: str) -> None:
         ("llama3", "; ".join(ACCEPTED["llama3"] * 2)),
         ("qwen3-coder", "\n".join(ACCEPTED["qwen3-coder"] * 2)),
         ("muse-glimmer", f"{MUSE}{NEXT}{MUSE}"),
+        (
+            "kimi-k3",
+            K3.removesuffix("<|close|>tools<|sep|>")
+            + K3.removeprefix("<|open|>tools<|sep|>").replace('"1"', '"2"'),
+        ),
+        (
+            "hy3",
+            HY3.removesuffix("</tool_calls:opensource>")
+            + HY3.removeprefix("<tool_calls:opensource>\n"),
+        ),
+        ("functionary-v3.2", f"{FUNCTIONARY}>>>{FUNCTIONARY}"),
         ("pythonic", '[add_note(text="x"), add_note(text="x")]'),
     ],
 )
@@ -125,7 +155,8 @@ def test_json_may_come_instead_of_calls(name: str, schema: dict[str, Any]) -> No
 
 def test_where_json_and_calls_begin_alike() -> None:
     assert {"hermes", "qwen3-coder", "glm", "deepseek-r1"} <= {*INSTEAD}
-    assert not {"llama3", "pythonic", "generic", "harmony", "mistral"} & {*INSTEAD}
+    apart = {"llama3", "pythonic", "generic", "harmony", "mistral", "functionary-v3.2"}
+    assert not apart & {*INSTEAD}
     assert can_answer_instead(by_name("mistral"), {"[TOOL_CALLS]": 7})
 
 

@@ -43,6 +43,7 @@ def test_plain_text(text: str, types: set[str], value: object) -> None:
         ("{'a': 1e999}", "{'a': 1e999}"),
         ("{1, 2}", "{1, 2}"),
         ("-" * 3000 + "1", "-" * 3000 + "1"),
+        ("'a 'b' \\n c'", "a 'b' \\n c"),
     ],
 )
 def test_python(text: str, value: object) -> None:
@@ -62,6 +63,7 @@ def test_half_a_surrogate_pair_can_be_encoded() -> None:
         ("12", 12),
         ("{a:", "{a:"),
         ('<|"|>open', '<|"|>open'),
+        ('[None,True,{None:False},<|"|>None<|"|>]', [None, True, {"None": False}, "None"]),
     ],
 )
 def test_gemma(text: str, value: object) -> None:
