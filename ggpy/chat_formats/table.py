@@ -115,6 +115,7 @@ def _json_list(name: str, opener: str, closer: str, **more: object) -> ChatForma
 _HEADER_MISTRAL = r"\s*(?P<name>[^\s\[]+)\s*(?:\[CALL_ID\].*)?"
 _HEADER_KIMI = r"\s*(?:functions\.)?(?P<name>\S+?)(?::\d+)?\s*"
 _HEADER_SOLAR = r".*<\|tool_call:name\|>\s*(?P<name>\S+)\s*"
+_GLM_TOOLS = "# \u53ef\u7528\u5de5\u5177"  # tools that can be used
 _MISTRAL = {"reasoning_open": "[THINK]", "reasoning_close": "[/THINK]"}
 
 _ROWS = (
@@ -193,6 +194,8 @@ _ROWS = (
                reasoning_open="<|inner_prefix|>", reasoning_close="<|inner_suffix|>"),
     ChatFormat("functionary", NameThenJson(">"), call_open="<function=",
                call_close="</function>"),
+    ChatFormat("glm-4-0414", NameThenJson("\n"), call_open="<|assistant|>",
+               begun="<|assistant|>", dropped=("<|assistant|>\n",), hints=(_GLM_TOOLS,)),
     ChatFormat("functionary-v3.2", NameThenJson("\n"), call_open=">>>", begun=">>>",
                dropped=(">>>all\n",), hints=(">>>${recipient}",)),
     ChatFormat("solar",

@@ -1,4 +1,4 @@
-"""Answers whose first marker the prompt has written: of functionary 3.2, which names recipients."""
+"""Answers whose first marker the prompt has written: of functionary 3.2 and of GLM-4-0414."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import pytest
 from chat_formats.families import ARGUMENTS, CALLS, NAME, Answer, calling, read
 from chat_formats.test_detect import USER, rendering
 
-from ggpy.chat_formats import CallArguments, CallBegin, CallEnd, TextPart, by_name, detect
+from ggpy.chat_formats import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    TextPart,
+    by_name,
+    detect,
+    with_written_calls,
+)
 
 FUNCTIONARY = by_name("functionary-v3.2")
 SOURCE = (
@@ -73,3 +81,25 @@ def test_what_the_template_writes_comes_back(content: str) -> None:
     answer = read(found, list(text))
     assert (answer.text, answer.parsed()) == (content, CALLS)
     assert json.loads(answer.calls[1][1]) == CALLS[1][1]
+
+
+GLM = (
+    "{% if tools %}<|system|>\n# \u53ef\u7528\u5de5\u5177\n{{ tools|tojson }}{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.metadata or '' }}\n{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_glm_4_says_only_how_tools_are_listed() -> None:
+    """Earlier calls are written as the model writes them, and read so."""
+    found = detect(rendering(GLM))
+    assert (found.name, found.begun) == ("glm-4-0414", "<|assistant|>")
+    (message,) = with_written_calls([calling()], found)
+    text = message["content"]
+    assert text.startswith("get_weather\n{") and "}<|assistant|>add_note\n{" in text
+    answer = read(found, list(text))
+    assert (answer.text, answer.parsed()) == ("", CALLS)
+    assert read(found, list("\nHi\nyou.")) == Answer("Hi\nyou.")
+    (message,) = with_written_calls([calling(content="I look.")], found)
+    answer = read(found, list(f"\n{message['content']}"))
+    assert (answer.text, answer.parsed()) == ("I look.", CALLS)
