@@ -156,6 +156,7 @@ FAMILIES = {  # name of the format -> template
         "[TOOL_CALLS]" + NAME + "[ARGS]" + ARGUMENTS, think="[THINK]|[/THINK]"
     ),
     "llama3": template(LLAMA + "{{ '; ' if not loop.last }}"),
+    "json-list": template(OBJECT + COMMA, "[", "]"),
     "pythonic": template(PYTHON, "[", "]"),
     "llama4": template(LLAMA, "<|python_start|><|python_end|>"),
     "lfm2": template(PYTHON, "<|tool_call_start|>[", "]<|tool_call_end|>"),
@@ -216,7 +217,7 @@ FAMILIES = {  # name of the format -> template
     ),
     "functionary": template("<function=" + NAME + ">" + ARGUMENTS + "</function>"),
 }
-BARE = ("llama3", "pythonic")  # calls are the whole answer
+BARE = ("llama3", "json-list", "pythonic")  # calls are the whole answer
 
 WEATHER = {
     "type": "object",
