@@ -209,7 +209,7 @@ _ROWS = (
     ChatFormat("generic",
                JsonObjects(wrappers=("tool_call", "function"),
                            first=("tool_call", "name", "function")),
-               bare_calls="{", needs_instructions=True),
+               bare_calls="{", between="\n", needs_instructions=True),
     ChatFormat("content"),
 )  # fmt: skip
 
