@@ -43,6 +43,7 @@ class ChatFormat:
     reasoning_anywhere: reasoning stands behind text too, not at the beginning alone.
     after_reasoning: what a call that follows reasoning must have before it; "" is white space.
     reasoning_opened: whether the template's generation prompt ends inside reasoning.
+    begun: a marker that the generation prompt ends with, so that the answer begins behind it.
     channels: the answer is several messages, which have markers of their own.
     needs_instructions: the template says nothing of tools, so a system message must.
     """
@@ -64,6 +65,7 @@ class ChatFormat:
     reasoning_anywhere: bool = False
     after_reasoning: str = ""
     reasoning_opened: bool = False
+    begun: str = ""
     channels: Messages | None = None
     hints: tuple[str, ...] = ()
     also: tuple[str, ...] = ()

@@ -23,6 +23,9 @@ _LINE = r"/\n?/"  # a line break that may be missing
 _INDENT = r"/\n? {0,4}/"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 JSON_STARTS = '{["-0123456789tfn \n'
+_SAID = frozenset(("type", "title", "description", "default", "examples"))
+_OBJECT_KEYS = _SAID | {"properties", "required", "additionalProperties"}
+_ARRAY_KEYS = _SAID | {"items"}
 _LONGEST_COUNT = 16_000  # characters that llguidance's lexer counts at a bearable cost
 
 
@@ -49,8 +52,11 @@ def call_grammar(
     if chat_format.syntax is None:
         raise ValueError(f"the format {chat_format.name!r} has no tool calls")
     grammar = _Grammar(chat_format, special or {})
-    instead = f"\n    | {grammar.json(answer)}" if answer is not None else ""
-    return grammar.written(tools, parallel, reasoning_open, reasoning_limit, instead)
+    try:
+        instead = f"\n    | {grammar.json(answer)}" if answer is not None else ""
+        return grammar.written(tools, parallel, reasoning_open, reasoning_limit, instead)
+    except RecursionError:
+        raise ValueError("a tool's schema nests its lists and objects too deeply") from None
 
 
 def can_answer_instead(chat_format: ChatFormat, special: Mapping[str, int]) -> bool:
@@ -60,7 +66,7 @@ def can_answer_instead(chat_format: ChatFormat, special: Mapping[str, int]) -> b
     message has a header, which JSON that stands alone lacks.
     """
     opener = chat_format.section_open or chat_format.call_open
-    if not opener or chat_format.bare_calls or chat_format.channels is not None:
+    if not opener or chat_format.bare_calls or chat_format.begun or chat_format.channels:
         return False
     return any(opener.startswith(marker) for marker in special) or opener[0] not in JSON_STARTS
 
@@ -122,12 +128,9 @@ class _Grammar:
         return self._in_order(self.rule(text, f"[suffix={suffix}]"), self.literal(closer[plain:]))
 
     def json(self, schema: Any) -> str:
-        """A JSON value of a schema, with bounded blanks; ValueError for one that is too deep."""
+        """A JSON value of a schema, with bounded blanks; RecursionError if it is too deep."""
         read = {**schema, "x-guidance": JSON_OPTIONS} if isinstance(schema, Mapping) else schema
-        try:
-            return "%json " + json.dumps(read)
-        except RecursionError:
-            raise ValueError("a tool's schema nests its lists and objects too deeply") from None
+        return "%json " + json.dumps(read)
 
     # What stands around calls
 
@@ -155,19 +158,26 @@ class _Grammar:
         if (channels := chat_format.channels) is not None:  # a message is one call
             between = self.literal(channels.thought_close + channels.between)
             return f"call ({between} call)*" if parallel and channels.several else "call"
-        opener, closer = chat_format.call_gap
-        call = self._in_order(
-            self.literal("" if chat_format.bare_calls else chat_format.call_open + opener),
-            "call",
-            self.literal(closer + chat_format.call_close),
-        )
-        call = self._section(call) if chat_format.section_each else call
+        opener = "" if chat_format.bare_calls else chat_format.call_open
+        call = self._marked(opener.removeprefix(chat_format.begun))
         if parallel:
-            between = self._between()
-            call = f"{call} ({self._in_order(between, call)})*"
+            call = f"{call} ({self._in_order(self._between(), self._marked(opener))})*"
         if chat_format.listed:
             call = f'"[" {_INDENT} {call} {_LINE} "]"'
         return call if chat_format.section_each else self._section(call)
+
+    def _marked(self, opener: str) -> str:
+        """A call with the markers around it."""
+        chat_format = self.format
+        before, after = chat_format.call_gap
+        head = self._in_order(self.literal(opener), self._gap(before)) if opener else ""
+        tail = self._in_order(self._gap(after), self.literal(chat_format.call_close))
+        call = self._in_order(head, "call", tail)
+        return self._section(call) if chat_format.section_each else call
+
+    def _gap(self, text: str) -> str:
+        """What stands beside a marker; a line break may be missing, as in EXAONE's template."""
+        return _LINE if text == "\n" else self.literal(text)
 
     def _between(self) -> str:
         """What stands between calls; templates of one format differ in line breaks."""
@@ -180,9 +190,9 @@ class _Grammar:
         chat_format = self.format
         if chat_format.bare_calls:
             return calls
-        gap = chat_format.section_gap
-        opener = self.literal(chat_format.section_open + gap)
-        return self._in_order(opener, calls, self.literal(gap + chat_format.section_close))
+        gap = self._gap(chat_format.section_gap)
+        opener, closer = map(self.literal, (chat_format.section_open, chat_format.section_close))
+        return self._in_order(opener, gap, calls, gap, closer)
 
     def _in_order(self, *parts: str) -> str:
         return " ".join(part for part in parts if part)
@@ -202,8 +212,11 @@ class _Grammar:
         if isinstance(syntax, JsonObjects):
             return self._object(syntax, name, schema)
         if isinstance(syntax, NameThenJson):
-            header = syntax.written.format(name=name) + syntax.opener
-            return f"{self.literal(header)} {self.json(schema)}"
+            header, opener = syntax.written.format(name=name), self.literal(syntax.opener)
+            if syntax.id_open:
+                opener = f"({self.literal(syntax.id_open)} /[a-zA-Z0-9]{{9}}/)? {opener}"
+                return f"{self.literal(header)} {opener} {self.json(schema)}"
+            return f"{self.literal(header + syntax.opener)} {self.json(schema)}"
         if isinstance(syntax, Tags):
             return self._tags(syntax, name, schema)
         gemma = isinstance(syntax, GemmaCalls)
@@ -212,25 +225,30 @@ class _Grammar:
         return self._in_order(self.literal(opener), inside, self.literal(closer))
 
     def _object(self, syntax: JsonObjects, name: str, schema: Any) -> str:
-        written = json.dumps(name)
-        if syntax.key_is_name:
-            head, tail = f"{{{written}: ", "}"
-        else:
-            head = f'{{{syntax.before}"{syntax.names[0]}": {written}, "{syntax.arguments[0]}": '
-            tail = "}"
+        opener, head, tail = "{", f"{json.dumps(name)}: ", "}"
+        if not syntax.key_is_name:
+            head = f'"{syntax.names[0]}": {json.dumps(name)}, "{syntax.arguments[0]}": '
         if self.format.needs_instructions:
-            head, tail = '{"tool_call": ' + head, tail + "}"
-        return self._in_order(
-            self.literal(head), self.json(schema), syntax.after, self.literal(tail)
-        )
+            opener, tail = '{"tool_call": {', "}}"
+        if syntax.before:
+            head = f"{self.literal(opener)} {syntax.before} {self.literal(head)}"
+        else:
+            head = self.literal(opener + head)
+        return self._in_order(head, self.json(schema), syntax.after, self.literal(tail))
 
     def _tags(self, syntax: Tags, name: str, schema: Any) -> str:
         line = _LINE if not syntax.lines else self.literal("\n")
-        parts = [self.literal(name + syntax.name_close), line]
+        if syntax.after_name:
+            parts = [self.literal(name), syntax.after_name, self.literal(syntax.name_close), line]
+        else:
+            parts = [self.literal(name + syntax.name_close), line]
         required = _required(schema)
         for key, value_schema in _properties(schema).items():
-            string = is_string(types_of(schema, key))
-            written = syntax.written_key.format(key=key, string="true" if string else "false")
+            types = types_of(schema, key)
+            string = is_string(types)
+            written = syntax.written_key.format(
+                key=key, string="true" if string else "false", type=_type_name(types)
+            )
             head = [self.literal(syntax.key_open + written + syntax.key_close)]
             if isinstance(syntax, KeyedTags):
                 head += [_LINE, self.literal(syntax.value_open)]
@@ -238,10 +256,16 @@ class _Grammar:
             head += [self.literal("\n")] if syntax.lines else []
             value = self._text_value(value_schema, ending) if string else None
             if value is None:
-                value = f"{self.json(_within(schema, value_schema))} {self.literal(ending)}"
+                value = f"{self._plain_value(schema, value_schema, types)} {self.literal(ending)}"
             argument = self._in_order(*head, value, line)
             parts.append(argument if key in required else f"({argument})?")
         return self._in_order(*parts, self.literal(syntax.closers[0]))
+
+    def _plain_value(self, root: Any, schema: Any, types: frozenset[str]) -> str:
+        """A value that is no string: JSON, or the words that Python has for truth."""
+        if types == {"boolean"} and "enum" not in schema:
+            return '("true" | "false" | "True" | "False")'
+        return self.json(_within(root, schema))
 
     def _text_value(self, schema: Any, ending: str) -> str:
         """A string as plain text, up to `ending`."""
@@ -255,7 +279,8 @@ class _Grammar:
         """key=value with commas between them: those that are required first."""
         properties, required = _properties(schema), _required(schema)
         written = {
-            key: self._argument(key, schema, value, gemma) for key, value in properties.items()
+            key: self.rule(self._argument(key, schema, value, gemma))
+            for key, value in properties.items()
         }
         comma = '"," ' if gemma else '", " '
         first = [written[key] for key in written if key in required]
@@ -269,17 +294,35 @@ class _Grammar:
         return f"({' | '.join(starts)})?" if starts else ""
 
     def _argument(self, key: str, schema: Any, value: Any, gemma: bool) -> str:
-        if not gemma:
-            return f"{self.literal(key + '=')} {self.json(_within(schema, value))}"
-        quote = self.format.syntax.quote  # type: ignore[union-attr]
-        if is_string(types_of(schema, key)):
-            return f"{self.literal(key + ':' + quote)} {self._text_value(value, quote)}"
-        return f"{self.literal(key + ':')} {self.json(_within(schema, value))}"
+        if gemma:
+            return f"{self.literal(key + ':')} {self._gemma_value(schema, value)}"
+        plain = self._plain_value(schema, value, types_of(schema, key))
+        return f"{self.literal(key + '=')} {plain}"
+
+    def _gemma_value(self, root: Any, schema: Any) -> str:
+        """A value as Gemma writes it; JSON where its schema says more than what it consists of."""
+        types = types_of({"properties": {"": schema}}, "")
+        if is_string(types):
+            quote = self.format.syntax.quote  # type: ignore[union-attr]
+            return f"{self.literal(quote)} {self._text_value(schema, quote)}"
+        if types == {"object"} and _properties(schema) and not schema.keys() - _OBJECT_KEYS:
+            inside = self._listed_arguments({**_definitions(root), **schema}, gemma=True)
+            return f'"{{" {inside} "}}"'
+        if types == {"array"} and schema.get("items") and not schema.keys() - _ARRAY_KEYS:
+            item = self._gemma_value(root, schema["items"])
+            return f'"[" ({item} ("," {item})*)? "]"'
+        return self.json(_within(root, schema))
 
 
 def _properties(schema: Any) -> Mapping[str, Any]:
     found = schema.get("properties")
     return found if isinstance(found, Mapping) else {}
+
+
+def _type_name(types: frozenset[str]) -> str:
+    """The type that a tag names, of which a number has one."""
+    names = types - {"integer"} | ({"number"} if "integer" in types else set())
+    return min(names, default="object")
 
 
 def _required(schema: Any) -> frozenset[str]:
@@ -289,5 +332,8 @@ def _required(schema: Any) -> frozenset[str]:
 
 def _within(root: Any, schema: Any) -> Any:
     """A property's schema with the definitions that it may refer to."""
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return {**definitions, **schema} if isinstance(schema, Mapping) else schema
+    return {**_definitions(root), **schema} if isinstance(schema, Mapping) else schema
+
+
+def _definitions(root: Any) -> dict[str, Any]:
+    return {key: root[key] for key in ("$defs", "definitions") if key in root}

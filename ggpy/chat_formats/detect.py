@@ -203,7 +203,7 @@ def _derived(answer: str) -> ChatFormat | None:
         return None
     syntax = JsonObjects(names=(names[0],), arguments=(keys[0],))
     listed = bool(match[2])
-    return ChatFormat("derived", syntax, match[1], match[4], listed=listed,
+    return ChatFormat("derived", syntax, match[1], match[4], section_gap="\n", listed=listed,
                       between=", " if listed else "\n")  # fmt: skip
 
 

@@ -43,8 +43,8 @@ class JsonObjects:
     wrappers: tuple[str, ...] = ("function",)
     key_is_name: bool = False
     first: tuple[str, ...] = ()  # keys that a bare object must begin with; any, where empty
-    before: str = ""  # members that a grammar writes before the name
-    after: str = ""  # and behind the arguments, as a rule of it
+    before: str = ""  # members that a grammar writes before the name, as a rule of it
+    after: str = ""  # and behind the arguments
 
     def read(self, reader: AnswerReader) -> Steps[None]:
         """One object, with its deltas."""
@@ -129,12 +129,14 @@ class NameThenJson:
     """A header with the name, `opener`, and the arguments as a JSON object.
 
     header: matches what stands before `opener`, with a group `name`. written: how a grammar writes
-    it, with {name}.
+    it, with {name}. id_open: what stands before an id of nine characters behind the name, if there
+    is one.
     """
 
     opener: str
     header: str = r"\s*(?P<name>\S+)\s*"
     written: str = "{name}"
+    id_open: str = ""
 
     def read(self, reader: AnswerReader) -> Steps[None]:
         """One name and its arguments, with their deltas."""

@@ -41,7 +41,8 @@ class ChatParser:
         self._reader = AnswerReader(tools)
         self._reasoning = reasoning and chat_format.has_reasoning
         self._in_reasoning = self._reasoning and reasoning_open
-        self._as_it_is = tools is None and not self._reasoning and not chat_format.channels
+        plain = not chat_format.channels and not chat_format.begun
+        self._as_it_is = tools is None and not self._reasoning and plain
         self._opener = ""  # of the call that is attempted
         self._steps = self._channels() if chat_format.channels else self._answer()
 
@@ -70,6 +71,8 @@ class ChatParser:
         reader = self._reader
         if self._reasoning:
             yield from self._begin_with_reasoning()
+        if self._format.begun:
+            yield from self._behind_begun()
         yield from self._bare_calls()
         openers = self._openers()
         while (opener := (yield from self._text_until(openers))) is not None:
@@ -163,6 +166,19 @@ class ChatParser:
         else:
             reader.rewind(0)
 
+    def _behind_begun(self) -> Steps[None]:
+        """What the answer begins with, where the prompt has written the first of its marker."""
+        reader, begun = self._reader, self._format.begun
+        for marker in self._format.dropped:
+            reader.attempt()
+            if marker.startswith(begun) and (yield from reader.accept(marker[len(begun) :])):
+                reader.settle()
+                return
+            reader.rewind(0)
+        if reader.tools is not None and self._format.call_open == begun:
+            reader.attempt()
+            yield from self._calls("")
+
     def _calls(self, opener: str) -> Steps[None]:
         """Calls behind an opener. The opener of what is no call is text; the rest is read again."""
         reader = self._reader
@@ -196,12 +212,22 @@ class ChatParser:
                 return
             reader.attempt()
             self._opener = chat_format.call_open
+            if (yield from self._text_follows()):
+                break
             if not (yield from self._close(chat_format.call_open)):
                 self._opener = ""
                 if closed or not (yield from self._another(left)):
                     break
             opened = True
         reader.rewind(0)
+
+    def _text_follows(self) -> Steps[bool]:
+        """Whether what looks like the opener of a call is a marker of text."""
+        opener = self._format.call_open
+        for marker in self._format.dropped:
+            if opener and marker.startswith(opener) and (yield from self._reader.accept(marker)):
+                return True
+        return False
 
     def _close(self, marker: str) -> Steps[bool]:
         return bool(marker) and (yield from self._reader.accept(marker))

@@ -141,7 +141,11 @@ def _piece(reader: AnswerReader, brackets: list[str]) -> str:
 
 
 def _quoted(reader: AnswerReader, quote: str) -> Steps[str]:
-    """A string of Python that is next, with its quotes."""
+    """A string of Python that is next, with its quotes.
+
+    Some templates escape nothing in a string, and models follow them: a quote ends the string only
+    where an argument or a list can go on.
+    """
     long = yield from reader.peek(3)
     marker = quote * 3 if long == quote * 3 else quote
     reader.pos += len(marker)
@@ -150,7 +154,20 @@ def _quoted(reader: AnswerReader, quote: str) -> Steps[str]:
         text, end = yield from reader.until((marker, "\\"))
         found.append(text + end)
         if end == marker:
-            return "".join(found)
+            if len(marker) == 3 or (yield from _ends_string(reader)):
+                return "".join(found)
+            continue
         escaped = yield from reader.peek()
         reader.pos += len(escaped)
         found.append(escaped)
+
+
+def _ends_string(reader: AnswerReader) -> Steps[bool]:
+    """Whether what follows a quote may follow a string: further syntax, or another string."""
+    following = yield from reader.peek()
+    while following[-1:].isspace():
+        longer = yield from reader.peek(len(following) + 1)
+        if len(longer) == len(following):
+            return True
+        following = longer
+    return following[-1:] in (*",)]}:", "") or (len(following) > 1 and following[-1] in "'\"")

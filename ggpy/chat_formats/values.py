@@ -16,7 +16,9 @@ from typing import Any
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _STRING_OR_WORD = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\b(true|false|null)\b""", re.S)
 _NUMBERED_OR_KEY = re.compile(
-    r"""\0(\d+)\0|"(?:[^"\\]|\\.)*"|([^\s"{}\[\],:\0][^"{}\[\],:\0]*?)\s*(?=:)""", re.S
+    r"""\0(\d+)\0|"(?:[^"\\]|\\.)*"|([^\s"{}\[\],:\0][^"{}\[\],:\0]*?)\s*(?=:)"""
+    r"|\b(True|False|None)\b",
+    re.S,
 )
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _DEEPEST = 64
@@ -106,7 +108,9 @@ def python_json(text: str) -> str:
             return dumped(ast.literal_eval(attempt.strip()))
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             continue
-    return _string(text)
+    whole = text.strip()
+    unescaped = len(whole) > 1 and whole[0] == whole[-1] and whole[0] in "'\""  # as of LFM2.5
+    return _string(whole[1:-1] if unescaped else text)
 
 
 def _python_word(match: re.Match[str]) -> str:
@@ -130,7 +134,7 @@ def gemma_json(text: str, quote: str = '<|"|>') -> str:
     def quoted(match: re.Match[str]) -> str:
         if match[1]:
             return _string(parts[int(match[1])])
-        return _string(match[2]) if match[2] else match[0]
+        return _string(match[2]) if match[2] else _PYTHON.get(match[0], match[0])
 
     whole = _NUMBERED_OR_KEY.sub(quoted, bare).strip()
     try:

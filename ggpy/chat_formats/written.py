@@ -30,8 +30,9 @@ def with_written_calls(messages: Sequence[Message], chat_format: ChatFormat) -> 
         names |= {call.get("id"): call["function"]["name"] for call in calls}
         if calls:
             rest = {key: value for key, value in message.items() if key != "tool_calls"}
-            text = (message.get("content") or "") + written(calls, chat_format)
-            message = {**rest, "content": text}
+            text, said = message.get("content") or "", written(calls, chat_format)
+            said = said if text else said.removeprefix(chat_format.begun)
+            message = {**rest, "content": text + said}
         elif message["role"] == "tool" and message.get("tool_call_id") in names:
             message = {"name": names[message["tool_call_id"]], **message}
         found.append(message)

@@ -21,8 +21,9 @@ class Tags:
 
     name_close and key_close may begin with a quote. closers: what ends the call; the first is how
     it is written. key: pattern of what stands between key_open and key_close, with a group `key`,
-    and `string`, "true" where the text says itself that the value is a string. lines: a value
-    stands on lines of its own.
+    and `string`, "true" or "string" where the text says itself that the value is a string. name:
+    pattern of what stands before name_close, with a group `name`. lines: a value stands on lines of
+    its own.
     """
 
     name_close: str
@@ -31,19 +32,25 @@ class Tags:
     value_close: str
     closers: tuple[str, ...]
     key: str = r"\s*(?P<key>.*?)\s*"
-    written_key: str = "{key}"  # how a grammar writes it
+    written_key: str = "{key}"  # how a grammar writes it; also {string} and {type}
+    name: str = r"\s*(?P<name>.*?)\s*"
+    after_name: str = ""  # what a grammar writes between the name and name_close, as a rule of it
     lines: bool = False
-    bare_name: bool = False  # nothing closes the name but the first key or the end
+    bare_name: bool = False  # the first key or the end may close the name, too
     cdata: bool = False  # a value may stand in XML's <![CDATA[...]]>
 
     def read(self, reader: AnswerReader) -> Steps[None]:
         """One call, from its name to what closes it, with its deltas."""
-        ends = (self.key_open, *self.closers) if self.bare_name else (self.name_close,)
-        name, end = yield from reader.until(ends, MAX_HEADER)
-        name = reader.known(name.strip())
+        close = (self.name_close,) if self.name_close else ()
+        ends = (*close, self.key_open, *self.closers) if self.bare_name else close
+        text, end = yield from reader.until(ends, MAX_HEADER)
+        match = re.fullmatch(self.name, text, re.S)
+        if not match:
+            raise MalformedCall(f"no name in {text!r:.60}")
+        name = reader.known(match["name"])
         reader.begin_call(name)
         schema = reader.tools[name] if reader.tools else None
-        if not self.bare_name:
+        if end in close:
             end = yield from self._next(reader)
         separator = "{"
         while end == self.key_open:
@@ -69,7 +76,7 @@ class Tags:
             raise MalformedCall(f"no key in {header!r:.60}")
         key, groups = match["key"], match.groupdict()
         types = types_of(schema, key)
-        if groups.get("string") == "true":
+        if groups.get("string") in ("true", "string"):
             types = frozenset({"string"})
         yield from self._after_key(reader)
         opening = f'{separator}"{escaped_json(key)}": '

@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ..gguf import File, GGUFError
@@ -20,6 +22,7 @@ from .chat import ChatTemplateError, checked_messages, checked_variables, form_o
 from .special import Splitter, mark
 from .spm import SpmEncoder
 from .stream import StreamDecoder
+from .tool_schemas import simpler_tools
 from .vocab import TokenType, Vocabulary, read_vocabulary
 
 __all__ = ["ChatTemplateError", "StreamDecoder", "TokenType", "Tokenizer"]
@@ -160,7 +163,8 @@ class Tokenizer:
         chat_template: Jinja; None is the model's own, or with tools its own for tools, if it has
         one. It runs in a process of its own, with bounds.
         add_generation_prompt: end where the model's answer begins.
-        tools: in OpenAI's form. variables: further ones of the template, like enable_thinking.
+        tools: in OpenAI's form, with simpler schemas where the template refuses them.
+        variables: further ones of the template, like enable_thinking.
         """
         template = self.chat_template if chat_template is None else chat_template
         if chat_template is None and tools and self._vocab.tool_template:
@@ -172,16 +176,24 @@ class Tokenizer:
             )
         named = self._vocab.named
         bos, eos = (self.text(named[name]) if name in named else "" for name in ("bos", "eos"))
-        checked = checked_messages(messages)
-        return render(
+        adapted = form_of(template).adapted(checked_messages(messages))
+        write = partial(
+            render,
             template,
-            form_of(template).adapted(checked),
+            adapted,
             bos=bos,
             eos=eos,
             add_generation_prompt=add_generation_prompt,
-            tools=tools,
             variables=checked_variables(variables),
         )
+        try:
+            return write(tools=tools)
+        except ChatTemplateError as error:
+            if not error.refused or not tools or (simpler := simpler_tools(tools)) == list(tools):
+                raise
+            with suppress(ChatTemplateError):
+                return write(tools=simpler)
+            raise
 
     def encode_chat(self, rendered: str) -> list[int]:
         """Ids of a rendered chat template: special tokens are read, and BOS is there once."""

@@ -90,6 +90,19 @@ GEMMA = (
     "{{ '<|\"|>' + v + '<|\"|>' if v is string else v|tojson }}{{ ',' if not loop.last }}"
     "{% endfor %}{{ '}' }}<tool_call|>"
 )
+FUNCTION_GEMMA = (
+    GEMMA.replace("<|tool_call>", "<start_function_call>")
+    .replace("<tool_call|>", "<end_function_call>")
+    .replace('<|"|>', "<escape>")
+)
+HY3 = (
+    "<tool_call:opensource>"
+    + NAME
+    + "{{ '<tool_sep:opensource>\\n' }}"
+    + ITEMS
+    + ("<arg_key:opensource>{{ k }}</arg_key:opensource>{{ '\\n' }}<arg_value:opensource>" + VALUE)
+    + "</arg_value:opensource>{{ '\\n' }}{% endfor %}{{ '</tool_call:opensource>\\n' }}"
+)
 HARMONY = (
     "{% if tools %}<|start|>developer<|message|>{{ tools|tojson }}<|end|>{% endif %}"
     "{% for m in messages %}{% if m.role == 'assistant' %}"
@@ -143,6 +156,7 @@ FAMILIES = {  # name of the format -> template
         "[TOOL_CALLS]" + NAME + "[ARGS]" + ARGUMENTS, think="[THINK]|[/THINK]"
     ),
     "llama3": template(LLAMA + "{{ '; ' if not loop.last }}"),
+    "json-list": template(OBJECT + COMMA, "[", "]"),
     "pythonic": template(PYTHON, "[", "]"),
     "llama4": template(LLAMA, "<|python_start|><|python_end|>"),
     "lfm2": template(PYTHON, "<|tool_call_start|>[", "]<|tool_call_end|>"),
@@ -154,6 +168,7 @@ FAMILIES = {  # name of the format -> template
     "harmony": HARMONY,
     "muse-glimmer": MUSE,
     "gemma4": template(GEMMA, think="<|channel>thought\n@<channel|>"),
+    "functiongemma": template(FUNCTION_GEMMA),
     "glm": template(GLM),
     "deepseek-r1": template(DEEPSEEK_CALL, *SECTION),
     "deepseek-v3.1": template(
@@ -172,6 +187,15 @@ FAMILIES = {  # name of the format -> template
         + "<|tool_call_end|>",
         "<|tool_calls_section_begin|>",
         "<|tool_calls_section_end|>",
+    ),
+    "hy3": template(
+        HY3,
+        "{{ '<tool_calls:opensource>\\n' }}",
+        "</tool_calls:opensource>",
+        "<think:opensource>@</think:opensource>",
+    ),
+    "hy3-preview": template(
+        HY3.replace(":opensource", ""), "{{ '<tool_calls>\\n' }}", "</tool_calls>"
     ),
     "minimax-m2": template(INVOKE, "{{ '<minimax:tool_call>\\n' }}", "</minimax:tool_call>"),
     "cohere": template(
@@ -193,7 +217,7 @@ FAMILIES = {  # name of the format -> template
     ),
     "functionary": template("<function=" + NAME + ">" + ARGUMENTS + "</function>"),
 }
-BARE = ("llama3", "pythonic")  # calls are the whole answer
+BARE = ("llama3", "json-list", "pythonic")  # calls are the whole answer
 
 WEATHER = {
     "type": "object",

@@ -347,6 +347,55 @@ KIMI_CALLS = (
     '<|tool_call_argument_begin|>{"text": "12"}<|tool_call_end|><|tool_calls_section_end|>'
 )
 
+KIMI_K3 = r"""
+{%- macro opened(tag) -%}{{ '<|open|>' + tag + '<|sep|>' }}{%- endmacro -%}
+{%- macro closed(tag) -%}{{ '<|close|>' + tag + '<|sep|>' }}{%- endmacro -%}
+{%- set thinks = thinking is undefined or thinking -%}
+{%- if tools -%}
+{{ opened('message role="system" type="tool-declare"') + tools | tojson + closed('message') }}
+{{- '<|end_of_msg|>' }}
+{%- endif -%}
+{%- for m in messages -%}
+{%- if m.role == 'assistant' -%}
+{{ opened('message role="assistant"') }}
+{{- opened('think') + (m.reasoning_content or '') + closed('think') if thinks }}
+{{- opened('response') + (m.content or '') + closed('response') }}
+{%- if m.tool_calls -%}
+{{ opened('tools') }}
+{%- for c in m.tool_calls -%}
+{{ opened('call tool="' ~ c.function.name ~ '" index="' ~ loop.index ~ '"') }}
+{%- for k, v in c.function.arguments.items() -%}
+{%- set t = 'boolean' if v is boolean else 'string' if v is string else
+    'number' if v is number else 'array' -%}
+{{ opened('argument key="' ~ k ~ '" type="' ~ t ~ '"') }}
+{{- (v if v is string else v | tojson) + closed('argument') }}
+{%- endfor -%}
+{{ closed('call') }}
+{%- endfor -%}
+{{ closed('tools') }}
+{%- endif -%}
+{%- elif m.role == 'tool' -%}
+{{ opened('message role="tool" tool="' ~ m.name ~ '"') + m.content }}
+{%- else -%}
+{{ opened('message role="' ~ m.role ~ '"') + m.content }}
+{%- endif -%}
+{{ closed('message') + '<|end_of_msg|>' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ opened('message role="assistant"') + opened('think' if thinks else 'response') }}
+{%- endif -%}
+"""
+KIMI_K3_CALLS = (
+    '!tools<|sep|>!call tool="get_weather" index="1"<|sep|>'
+    '!argument key="city" type="string"<|sep|>S\u00e3o "Paulo"<|close|>argument<|sep|>'
+    '!argument key="days" type="number"<|sep|>3<|close|>argument<|sep|>'
+    '!argument key="exact" type="boolean"<|sep|>true<|close|>argument<|sep|>'
+    '!argument key="tags" type="array"<|sep|>["a, b", "]"]<|close|>argument<|sep|>'
+    '<|close|>call<|sep|>!call tool="add_note" index="2"<|sep|>'
+    '!argument key="text" type="string"<|sep|>12<|close|>argument<|sep|>'
+    "<|close|>call<|sep|><|close|>tools<|sep|>"
+).replace("!", "<|open|>")
+
 PLAIN = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
     "{% endfor %}{{ '<|im_start|>assistant\\n' if add_generation_prompt }}"
@@ -385,5 +434,13 @@ PUBLISHED = {  # name of the format -> family
         said=("<|content|>", "<|end|><|begin|>assistant"),
     ),
     "kimi-k2": Published(KIMI, KIMI_CALLS, "<think>", "</think>"),
+    "kimi-k3": Published(
+        KIMI_K3,
+        KIMI_K3_CALLS,
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        opened=True,
+        said=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+    ),
     "generic": Published(PLAIN, IN_WORDS, in_words=True),
 }

@@ -20,6 +20,16 @@ MUSE = (' to=add_note<|message|><atem:function_calls>\n<atem:invoke name="add_no
         "</atem:function_calls>")  # fmt: skip
 SOLAR = ('<|tool_calls|><|tool_call:begin|>call<|tool_call:name|>add_note<|tool_call:args|>'
          '{"text": "x"}<|tool_call:end|>')  # fmt: skip
+K3 = ('<|open|>tools<|sep|><|open|>call tool="add_note" index="1"<|sep|>'
+      '<|open|>argument key="text" type="string"<|sep|>x<|close|>argument<|sep|>'
+      "<|close|>call<|sep|><|close|>tools<|sep|>")  # fmt: skip
+K3_THOUGHT = ("<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>"
+              "<|close|>response<|sep|>")  # fmt: skip
+HY3 = ("<tool_calls:opensource>\n<tool_call:opensource>add_note<tool_sep:opensource>\n"
+       "<arg_key:opensource>text</arg_key:opensource>\n"
+       "<arg_value:opensource>x</arg_value:opensource>\n</tool_call:opensource>\n"
+       "</tool_calls:opensource>")  # fmt: skip
+FUNCTIONARY = 'add_note\n{"text": "x"}'
 NEXT = "<|eom|><|start|>assistant"
 NOTE = '{"name": "add_note", "arguments": {"text": "x"}}'
 ACCEPTED = {
@@ -33,6 +43,7 @@ ACCEPTED = {
                     "</function>\n</tool_call>"],
     "glm": ["<tool_call>add_note\n<arg_key>text</arg_key>\n<arg_value>x</arg_value>\n</tool_call>"],
     "pythonic": ['[add_note(text="x")]'],
+    "json-list": [f"[{NOTE}]"],
     "gemma4": ['<|tool_call>call:add_note{text:<|"|>x<|"|>}<tool_call|>'],
     "harmony": ['<|channel|>commentary to=functions.add_note <|constrain|>json<|message|>'
                 '{"text": "x"}',
@@ -42,6 +53,11 @@ ACCEPTED = {
     "generic": ['{"tool_call": {"name": "add_note", "arguments": {"text": "x"}}}'],
     "minicpm5": ['<function name="add_note"><param name="text">x</param></function>'],
     "solar": [SOLAR, f"<|think|>Hm.<|end|><|begin|>assistant{SOLAR}"],
+    "kimi-k3": [K3, K3_THOUGHT + K3],
+    "hy3": [HY3],
+    "functiongemma": ["<start_function_call>call:add_note{text:<escape>x<escape>}"
+                      "<end_function_call>"],
+    "functionary-v3.2": [FUNCTIONARY],
 }  # fmt: skip
 REFUSED = {
     "hermes": ["Hello", NOTE, '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call>',
@@ -51,6 +67,10 @@ REFUSED = {
     "muse-glimmer": [" to=user<|message|>Hello", MUSE.replace("add_note", "rm"),
                      MUSE.replace("</atem:invoke>", ""), MUSE.replace('"text"', '"t"')],
     "solar": [f"<|think|>Hm.<|end|>{SOLAR}", SOLAR.replace("add_note", "rm")],
+    "kimi-k3": [K3.replace("add_note", "rm"), K3.replace("string", "number"),
+                K3.replace('index="1"', 'index="x"'), K3.replace("<|close|>call<|sep|>", "")],
+    "hy3": [HY3.replace("add_note", "rm"), HY3.replace("<tool_sep:opensource>", "")],
+    "functionary-v3.2": [f">>>{FUNCTIONARY}", "all\nHello", FUNCTIONARY.replace("note", "n")],
     "mistral": ["[TOOL_CALLS][]", f"[TOOL_CALLS]{NOTE}"],
     "mistral-args": ["[TOOL_CALLS]rm[ARGS]{}", '[TOOL_CALLS]add_note[ARGS]{"t": "x"}'],
     "qwen3-coder": ["<tool_call>\n<function=add_note>\n</function>\n</tool_call>",
@@ -97,6 +117,17 @@ def test_what_the_grammar_accepts_the_parser_reads(name: str) -> None:
         ("llama3", "; ".join(ACCEPTED["llama3"] * 2)),
         ("qwen3-coder", "\n".join(ACCEPTED["qwen3-coder"] * 2)),
         ("muse-glimmer", f"{MUSE}{NEXT}{MUSE}"),
+        (
+            "kimi-k3",
+            K3.removesuffix("<|close|>tools<|sep|>")
+            + K3.removeprefix("<|open|>tools<|sep|>").replace('"1"', '"2"'),
+        ),
+        (
+            "hy3",
+            HY3.removesuffix("</tool_calls:opensource>")
+            + HY3.removeprefix("<tool_calls:opensource>\n"),
+        ),
+        ("functionary-v3.2", f"{FUNCTIONARY}>>>{FUNCTIONARY}"),
         ("pythonic", '[add_note(text="x"), add_note(text="x")]'),
     ],
 )
@@ -125,7 +156,8 @@ def test_json_may_come_instead_of_calls(name: str, schema: dict[str, Any]) -> No
 
 def test_where_json_and_calls_begin_alike() -> None:
     assert {"hermes", "qwen3-coder", "glm", "deepseek-r1"} <= {*INSTEAD}
-    assert not {"llama3", "pythonic", "generic", "harmony", "mistral"} & {*INSTEAD}
+    apart = {"llama3", "pythonic", "generic", "harmony", "mistral", "functionary-v3.2"}
+    assert not apart & {*INSTEAD}
     assert can_answer_instead(by_name("mistral"), {"[TOOL_CALLS]": 7})
 
 
@@ -143,7 +175,7 @@ def test_reasoning_that_is_open_is_closed_first() -> None:
 
 def test_control_tokens_are_named_by_their_ids() -> None:
     grammar = call_grammar(by_name("hermes"), STRICT, special={"<tool_call>": 7, "</think>": 9})
-    assert '<[7]> "\\n"' in grammar and "/(?s:.*)/ <[9]>" in grammar
+    assert r"<[7]> /\n?/ call" in grammar and "/(?s:.*)/ <[9]>" in grammar
     assert '"<tool_call>' not in grammar
 
 
@@ -201,9 +233,62 @@ def test_blanks_between_arguments_have_a_limit() -> None:
     assert not accepts(grammar, '[TOOL_CALLS]add_note[ARGS]{\n\n\n"text": "x"}')
 
 
+def test_nested_values_are_written_as_gemma_writes_them() -> None:
+    inner = {"type": "object", "properties": {"a b": {"type": "string"}, "n": {"type": "number"}}}
+    properties = {
+        "one": {**inner, "required": ["a b"]},
+        "many": {"type": "array", "items": inner},
+        "short": {"type": "array", "items": {"type": "string"}, "maxItems": 1},
+    }
+    grammar = call_grammar(by_name("gemma4"), {"f": {"type": "object", "properties": properties}})
+    for arguments, value in {
+        'one:{a b:<|"|>x, "y"<|"|>,n:1}': {"one": {"a b": 'x, "y"', "n": 1}},
+        'many:[{},{n:2,a b:<|"|><|"|>}]': None,
+        'many:[{},{a b:<|"|><|"|>,n:2}]': {"many": [{}, {"a b": "", "n": 2}]},
+        "many:[]": {"many": []},
+        "one:{n:1}": None,
+        'one:{"a b": "x"}': None,
+        'short:["x"]': {"short": ["x"]},
+        'short:["x","y"]': None,
+    }.items():
+        text = f"<|tool_call>call:f{{{arguments}}}<tool_call|>"
+        assert accepts(grammar, text) == (value is not None), text
+        if value is not None:
+            assert read(by_name("gemma4"), [text], {"f": {}}).parsed() == [("f", value)]
+
+
+def test_many_keys_that_may_be_missing_make_no_large_grammar() -> None:
+    schema: dict = {"type": "object", "properties": {}}
+    for _ in range(4):
+        schema = {"type": "object", "properties": {f"k{i}": schema for i in range(6)}}
+    assert len(call_grammar(by_name("gemma4"), {"f": schema})) < 1_000_000
+
+
+def test_forms_that_templates_of_one_format_have() -> None:
+    for name, text in {
+        "hermes": f"<tool_call>{NOTE}</tool_call>",
+        "mistral-args": '[TOOL_CALLS]add_note[CALL_ID]abcd12345[ARGS]{"text": "x"}',
+        "olmo3": '<function_calls>\nadd_note(text="x")\n</function_calls>',
+        "cohere": '<|START_ACTION|>[\n    {"tool_call_id": "3", "tool_name": "add_note", '
+        '"parameters": {"text": "x"}}\n]<|END_ACTION|>',
+    }.items():
+        assert accepts(call_grammar(by_name(name), STRICT), text), name
+        assert read(by_name(name), [text]).parsed() == [("add_note", {"text": "x"})]
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}}
+    for name, text in {
+        "seed-oss": "<seed:tool_call>\n<function=f>\n<parameter=a>True</parameter>\n</function>\n"
+        "</seed:tool_call>",
+        "lfm2": "<|tool_call_start|>[f(a=True)]<|tool_call_end|>",
+    }.items():
+        assert accepts(call_grammar(by_name(name), {"f": schema}), text), name
+        assert read(by_name(name), [text], {"f": schema}).parsed() == [("f", {"a": True})]
+
+
 def test_a_schema_that_is_too_deep_is_an_error() -> None:
     schema: dict = {"type": "object"}
     for _ in range(20_000):
         schema = {"properties": {"a": schema}}
     with pytest.raises(ValueError, match="too deep"):
         call_grammar(by_name("hermes"), {"f": schema})
+    with pytest.raises(ValueError, match="too deep"):
+        call_grammar(by_name("gemma4"), {"f": schema})

@@ -46,6 +46,7 @@ def test_unknown_markers_around_json_are_taken_over() -> None:
         ("Answer with <tool_call>JSON</tool_call>.", "hermes"),
         ("List: <|tool_list_start|>", "lfm2"),
         ("Use <|tool_call|>.", "granite"),
+        ("Use <tool_calls>[...]</tool_calls>.", "tool-calls-list"),
         ("", "generic"),
     ],
 )

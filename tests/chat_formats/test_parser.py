@@ -72,6 +72,16 @@ def test_what_is_no_call_is_text(name: str, text: str, said: str | None) -> None
     assert read(chat_format, list(text)) == Answer(said or text)
 
 
+def test_a_name_may_end_without_its_separator() -> None:
+    argument = "<arg_key>text</arg_key><arg_value>x</arg_value>"
+    for name, tags in (("hy3-preview", argument), ("hy3", argument.replace(">", ":opensource>"))):
+        opener, closer = by_name(name).call_open, by_name(name).call_open.replace("<", "</")
+        section = by_name(name).section_open + opener
+        text = f"{section}add_note{tags}{closer}{opener}add_note{closer}"
+        expected = Answer(calls=[*NOTE, ("add_note", "{}")], ended=2)
+        assert read(by_name(name), list(text)) == expected
+
+
 def test_a_call_after_what_was_none_is_read() -> None:
     text = '<tool_call>{"name": "rm"}</tool_call> then ' + GOOD
     answer = read(HERMES, [text])

@@ -80,11 +80,12 @@ def _first(name: str, calls: str) -> str:
     if name == "gemma3":
         return calls.replace('add_note(text="12")\n', "")
     ends = {"seed-oss": "</seed:tool_call>", "minicpm5": "</function>", "generic": "}}}"}
-    ends["kimi-k2"] = "<|tool_call_end|>"
+    ends |= {"kimi-k2": "<|tool_call_end|>", "kimi-k3": "<|close|>call<|sep|>"}
     end = {**ends, "solar": "<|tool_call:end|>"}.get(name, "</\uff5cDSML\uff5cinvoke>\n")
     head, _, rest = calls.partition(end)
     section = rest.rpartition("\n")[2] if name.startswith("deepseek") else ""
-    section = "<|tool_calls_section_end|>" if name == "kimi-k2" else section
+    closers = {"kimi-k2": "<|tool_calls_section_end|>", "kimi-k3": "<|close|>tools<|sep|>"}
+    section = closers.get(name, section)
     return head + end + section
 
 

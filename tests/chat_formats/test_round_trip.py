@@ -109,7 +109,7 @@ def test_arguments_come_before_the_call_ends(found: ChatFormat, render: Callable
 
 def family_waits(found: ChatFormat) -> bool:
     """Whether arguments come one by one, when each is complete."""
-    return found.name in ("pythonic", "olmo3", "lfm2", "gemma4")
+    return found.name in ("pythonic", "olmo3", "lfm2", "gemma4", "functiongemma")
 
 
 def test_results_of_tools_are_rendered(render: Callable[..., str]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from chat_formats.families import read
 
+from ggpy.chat_formats import by_name
 from ggpy.chat_formats.values import gemma_json, python_json, typed, types_of
 
 
@@ -43,10 +45,26 @@ def test_plain_text(text: str, types: set[str], value: object) -> None:
         ("{'a': 1e999}", "{'a': 1e999}"),
         ("{1, 2}", "{1, 2}"),
         ("-" * 3000 + "1", "-" * 3000 + "1"),
+        ("'a 'b' \\n c'", "a 'b' \\n c"),
     ],
 )
 def test_python(text: str, value: object) -> None:
     assert json.loads(python_json(text)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("'it's, she said, 'fine'.', n=2)", "it's, she said, 'fine'."),
+        ("'a\nb' , n=2)", "a\nb"),
+        ("'a' \"b\", n=2)", "ab"),
+        ("'a\\'b', n=2)", "a'b"),
+    ],
+)
+def test_strings_of_calls_with_quotes_that_nothing_escapes(text: str, value: str) -> None:
+    properties = {"s": {"type": "string"}, "n": {"type": "integer"}}
+    answer = read(by_name("olmo3"), list(f"<function_calls>f(s={text}"), {"f": properties})
+    assert answer.parsed() == [("f", {"s": value, "n": 2})]
 
 
 def test_half_a_surrogate_pair_can_be_encoded() -> None:
@@ -62,6 +80,7 @@ def test_half_a_surrogate_pair_can_be_encoded() -> None:
         ("12", 12),
         ("{a:", "{a:"),
         ('<|"|>open', '<|"|>open'),
+        ('[None,True,{None:False},<|"|>None<|"|>]', [None, True, {"None": False}, "None"]),
     ],
 )
 def test_gemma(text: str, value: object) -> None:
