@@ -64,23 +64,28 @@ def serve(options: argparse.Namespace) -> int:
         hub.find(options.model)
     settings = server_settings(options)
     need_packages()
-    from ..serve.process import ServerProcess, listen
+    from ..serve.process import ServerProcess, close_all, is_path, listen
 
     path = hub.fetch_from_hub(options.hf_repo) if options.hf_repo else hub.resolve(options.model)
-    with listen(settings) as sock:
-        where = address(settings, sock.getsockname())
-        say(f"listening: {where}; the status is 503 until the model is loaded")
-        if settings.host in OPEN_TO_ALL and not settings.api_keys:
+    sockets = listen(settings)
+    try:
+        places = zip(settings.hosts, sockets, strict=True)
+        found = {host: address(settings, host, sock.getsockname()) for host, sock in places}
+        where = next((a for host, a in found.items() if not is_path(host)), "")
+        say(f"listening: {', '.join(found.values())}; the status is 503 until the model is loaded")
+        if {*settings.hosts} & {*OPEN_TO_ALL} and not settings.api_keys:
             note("no --api-key is set, so everybody in the network may ask")
 
         def ready(service: ModelService) -> None:
             say(*described(service.engine))
-            if settings.with_ui and not settings.socket:
+            if settings.with_ui and where:
                 say(f"page: {where}/")
-            base = where if settings.socket else f"{where}/v1"
+            base = f"{where}/v1" if where else ", ".join(found.values())
             say(f"ready: clients use {base}; Ctrl-C stops the server")
 
-        return ServerProcess(settings, lambda: load(path, options), ready, say).run(sock)
+        return ServerProcess(settings, lambda: load(path, options), ready, say).run(sockets)
+    finally:
+        close_all(sockets)
 
 
 def need_packages() -> None:
@@ -105,11 +110,11 @@ def described(engine: Engine) -> list[str]:
     ]
 
 
-def address(settings: ServerSettings, bound: Any) -> str:
-    """Where a client finds the server."""
-    if settings.socket:
-        return f"unix:{settings.socket}"
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+def address(settings: ServerSettings, host: str, bound: Any) -> str:
+    """Where a client finds the server, of one of its hosts."""
+    if isinstance(bound, str):
+        return f"unix:{bound}"
+    host = f"[{host}]" if ":" in host else host
     scheme = "https" if settings.ssl_key else "http"
     return f"{scheme}://{host}:{bound[1]}{settings.api_prefix}"
 
@@ -123,14 +128,13 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
     from ..sampling import SamplingParams
     from ..serve.settings import ServerSettings
 
-    socket = options.host.removeprefix("unix:") if options.host.endswith(".sock") else None
     check_certificate(options.ssl_key_file, options.ssl_cert_file)
     if options.tool_format:  # before the model is loaded, which takes time
         chat_formats.by_name(options.tool_format)
     return ServerSettings(
-        host=options.host,
+        hosts=hosts(options.host),
         port=options.port,
-        socket=socket,
+        verbose=options.verbose,
         api_prefix=options.api_prefix.rstrip("/"),
         api_keys=api_keys(options),
         cors_origins=listed(options.cors_origins),
@@ -158,6 +162,17 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
         pooling=options.pooling,
         cache_prompt=options.cache_prompt,
     )
+
+
+def hosts(text: str) -> tuple[str, ...]:
+    """The addresses of --host, each once, and paths of unix sockets without what may stand before
+    them; ValueError where there is none.
+    """
+    found = listed(text)
+    if not found:
+        raise ValueError("--host has no address: give one, as 127.0.0.1")
+    plain = (h.removeprefix("unix:") if h.endswith(".sock") else h for h in found)
+    return tuple(dict.fromkeys(plain))
 
 
 def listed(text: str | None) -> tuple[str, ...]:

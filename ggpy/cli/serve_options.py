@@ -136,7 +136,11 @@ def _general(parser: Parser) -> None:
     group = parser.add_argument_group("general")
     group.add_argument("-h", "--help", action="help", help="show this page")
     group.add_argument("--version", action=Version, nargs=0, help="show the version")
-    group.add_argument("-v", "--verbose", action="store_true", help="print more about errors")
+    group.add_argument(
+        *("-v", "--verbose", "--log-verbose"),
+        action="store_true",
+        help="print more about errors; answers have a field __verbose",
+    )
 
 
 def _model(parser: Parser) -> None:
@@ -158,7 +162,12 @@ def _model(parser: Parser) -> None:
 def _http(parser: Parser) -> None:
     group = parser.add_argument_group("HTTP")
     add = group.add_argument
-    add("--host", default="127.0.0.1", metavar="HOST", help="address, or a .sock file (127.0.0.1)")
+    add(
+        "--host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="address, or a .sock file; several with commas between (127.0.0.1)",
+    )
     add("--port", type=natural, default=8080, metavar="PORT", help="0 takes a free one (8080)")
     add(
         "--api-prefix",
@@ -291,9 +300,9 @@ def _chat(parser: Parser) -> None:
     )
     add(
         "--pooling",
-        choices=["mean", "last", "cls"],
+        choices=["mean", "last", "cls", "none"],
         metavar="KIND",
-        help="of embeddings (the model's)",
+        help="of embeddings (the model's); none is a vector for each token, from /embeddings",
     )
 
 

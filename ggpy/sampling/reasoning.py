@@ -18,6 +18,7 @@ from .mask import WORD_BITS, TokenMask, n_words
 
 MAX_HEADER = 256  # bytes of an opening marker, or of a header that is one
 MAX_DELAY = 16  # tokens beyond the limit that may complete a character or a marker
+UNLIMITED = 1 << 62  # tokens: a limit that only `end_soon` lowers
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,14 @@ class ReasoningBudget:
     def forced_ids(self) -> tuple[int, ...]:
         """The ids that are forced one day."""
         return self._forced + self._next + self._closing
+
+    def end_soon(self) -> None:
+        """Lower the limit to two more tokens, if reasoning goes on now: the engine may have drawn
+        one that is not accepted yet, and begun the next one.
+        """
+        if self._inside and not self._forced:
+            self._limit = min(self._limit, self.n_reasoning + 2)
+            self._tell()
 
     def accept(self, token: int) -> None:
         """Takes the next token of the answer; ValueError if the grammar does not allow it."""

@@ -24,8 +24,9 @@ from . import status
 from .answers.answer import Answering
 from .answers.merge import cancel_all, merged
 from .api import chat, completions, native
+from .api.chat import More, nothing_more
 from .errors import RETRY_AFTER, ApiError
-from .events import ChatRequest, Event, Finished
+from .events import AnswerOptions, ChatRequest, Event, Finished
 from .fields import Fields
 from .http.access import RequireKey, error_response
 from .http.body import JsonAnswer, read_body
@@ -66,16 +67,19 @@ class Server:
         """POST /v1/chat/completions"""
         service, body = self.ready(), await self.body(request)
         call = chat.read_chat(body, service.tokenizer, *self._defaults())
-        ping = read_ping(body)
+        ping, verbose = read_ping(body), body.flag("verbose", self.settings.verbose)
         with chat.named_as_given(call):
             answers = await service.chat_all(call.request, client_of(request), call.n)
-        events, id = self._counted(answers), new_id("chatcmpl-")
+        events, id, model = self._counted(answers), new_id("chatcmpl-"), service.model_name
+        for answer in answers:
+            answer.ticket.name = id
+        form = call.request.options, call.stream, call.timings_per_token
+        more = self._verbose(answers, *form) if verbose else nothing_more
         if call.stream:
-            told = (events, call, id, service.model_name, lambda i: answers[i].so_far())
+            told = (events, call, id, model, lambda i: answers[i].so_far(), more)
             return self.stream(chat.chat_chunks(*told), answers, ping_seconds=ping)
-        return await self.whole(
-            request, chat.whole_chat(events, call, id, service.model_name), answers
-        )
+        whole = chat.whole_chat(events, call, id, model, more)
+        return await self.whole(request, whole, answers)
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions"""
@@ -83,11 +87,13 @@ class Server:
         options, default = self._defaults()
         default = completions.DEFAULT_TOKENS if default is None else default
         call = completions.read_completion(body, service.tokenizer, options, default)
-        ping = read_ping(body)
+        ping, verbose = read_ping(body), body.flag("verbose", self.settings.verbose)
         answers = await service.complete_all(call.prompts, call.options, client_of(request), call.n)
         events, id = self._counted(answers), new_id("cmpl-")
         said = completions.Said(call, service.tokenizer)
-        told = (events, call, id, service.model_name, said)
+        form = call.options, call.stream
+        more = self._verbose(answers, *form) if verbose else nothing_more
+        told = (events, call, id, service.model_name, said, more)
         if call.stream:
             chunks = completions.completion_chunks(*told)
             return self.stream(chunks, answers, ping_seconds=ping)
@@ -115,17 +121,36 @@ class Server:
     async def _native(self, request: Request, body: Fields, call: native.NativeCall) -> Response:
         service, ping = self.ready(), read_ping(body)
         answers = await service.complete_all(call.prompts, call.options, client_of(request), call.n)
-        events, n_ctx = self._counted(answers), service.engine.n_ctx
+        events, server = self._counted(answers), self._answered_by(answers)
+        if call.stream:
+            chunks = native.answer_chunks(events, call, server, lambda i: answers[i].so_far())
+            return self.stream(chunks, answers, ping_seconds=ping)
+        return await self.whole(request, native.whole_answer(events, call, server), answers)
+
+    def _answered_by(self, answers: Sequence[Answering]) -> native.AnsweredBy:
+        service = self.ready()
         decode = service.tokenizer.decode
 
         def prompt(i: int) -> str:
             return decode(answers[i].prompt_ids, special=True)
 
-        server = native.AnsweredBy(service.model_name, n_ctx, prompt)
-        if call.stream:
-            chunks = native.answer_chunks(events, call, server, lambda i: answers[i].so_far())
-            return self.stream(chunks, answers, ping_seconds=ping)
-        return await self.whole(request, native.whole_answer(events, call, server), answers)
+        return native.AnsweredBy(service.model_name, service.engine.n_ctx, prompt)
+
+    def _verbose(
+        self,
+        answers: Sequence[Answering],
+        options: AnswerOptions,
+        stream: bool,
+        timings_per_token: bool = False,
+    ) -> More:
+        """What llama.cpp's `verbose` adds to the end of answers."""
+        server = self._answered_by(answers)
+        call = native.NativeCall((), options, stream=stream, timings_per_token=timings_per_token)
+
+        def more(i: int, end: Finished) -> Mapping[str, Any]:
+            return {"__verbose": native.verbose(i, answers[i].written(), end, call, server)}
+
+        return more
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize"""
@@ -175,6 +200,12 @@ class Server:
         if wanted in ("1", "true") and all(slot["is_processing"] for slot in found):
             raise ApiError(503, "no slot is available: try later", retry_after=RETRY_AFTER)
         return JsonAnswer(found)
+
+    async def slot_action(self, request: Request) -> Response:
+        """POST /slots/N, as llama-server answers it without --slot-save-path."""
+        raise ApiError(
+            501, "slots have no state to save, restore or erase: pages are found by text"
+        )
 
     async def metrics_text(self, request: Request) -> Response:
         """GET /metrics"""
@@ -266,6 +297,7 @@ def make_app(
         "/tokenize": server.tokenize,
         "/detokenize": server.detokenize,
         "/apply-template": server.apply_template,
+        "/slots/{id_slot}": server.slot_action,
         **(more or {}),
     }
     get = {

@@ -63,8 +63,9 @@ class ChatRequest:
     the name of a tool after "name:". template_variables: for the chat template (enable_thinking,
     ...). reasoning: whether reasoning is told apart from the answer. reasoning_budget: tokens of
     reasoning at most; -1 is the server's. reasoning_message: said where it is cut short; None is
-    the server's. continues: whether the answer goes on with a last message of the assistant.
-    generation_prompt: whether the prompt ends with what the template writes before an answer.
+    the server's. reasoning_control: whether a later request may end the reasoning. continues:
+    whether the answer goes on with a last message of the assistant. generation_prompt: whether the
+    prompt ends with what the template writes before an answer.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -76,6 +77,7 @@ class ChatRequest:
     reasoning: bool = True
     reasoning_budget: int = -1
     reasoning_message: str | None = None
+    reasoning_control: bool = False
     continues: bool = True
     generation_prompt: bool = True
 

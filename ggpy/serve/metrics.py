@@ -13,6 +13,7 @@ from ..runtime.stats import EngineStats
 from .events import Finished
 
 BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
+NO_DRAFTS = " (there are none)"
 
 
 class TimeHistogram:
@@ -57,47 +58,73 @@ class Metrics:
         self.first_token.add(seconds.queued + seconds.prefill)
         self.whole.add(seconds.queued + seconds.prefill + seconds.decode)
 
+    def embedded(self, n_tokens: int, seconds: float) -> None:
+        """Count texts that became vectors, as prompts; seconds: with their wait."""
+        self.n_prompt += n_tokens
+        self.prefill_seconds += seconds
+
     def text(self, stats: EngineStats) -> str:
         """All metrics."""
         return "\n".join([*self._llama_cpp(stats), *self._own(stats)]) + "\n"
 
     def _llama_cpp(self, s: EngineStats) -> Iterator[str]:
         used = 1 - s.n_pages_free / s.n_pages if s.n_pages else 0.0
-        yield from _metric("llamacpp:prompt_tokens_total", "counter", self.n_prompt)
-        yield from _metric("llamacpp:prompt_seconds_total", "counter", self.prefill_seconds)
-        yield from _metric("llamacpp:tokens_predicted_total", "counter", self.n_generated)
-        yield from _metric(
-            "llamacpp:tokens_predicted_seconds_total", "counter", self.decode_seconds
-        )
-        yield from _metric("llamacpp:prompt_tokens_cached_total", "counter", self.n_cached)
-        yield from _metric("llamacpp:n_tokens_max", "counter", self.n_longest)
-        yield from _metric("llamacpp:n_decode_total", "counter", s.steps_total)
         busy = s.generated_tokens_total / s.steps_total if s.steps_total else 0.0
-        yield from _metric("llamacpp:n_busy_slots_per_decode", "gauge", busy)
-        speeds = (self.n_prompt, self.prefill_seconds), (self.n_generated, self.decode_seconds)
-        for name, (n, seconds) in zip(("prompt", "predicted"), speeds, strict=True):
-            speed = n / seconds if seconds else 0.0
-            yield from _metric(f"llamacpp:{name}_tokens_seconds", "gauge", speed)
-        yield from _metric("llamacpp:kv_cache_usage_ratio", "gauge", used)
-        yield from _metric("llamacpp:requests_processing", "gauge", s.n_running)
-        yield from _metric("llamacpp:requests_deferred", "gauge", s.n_waiting)
+        prompts, answers = self.prefill_seconds, self.decode_seconds
+        counters: dict[str, tuple[float, str]] = {
+            "prompt_tokens_total": (self.n_prompt, "prompt tokens evaluated"),
+            "prompt_seconds_total": (prompts, "seconds of prompts"),
+            "tokens_predicted_total": (self.n_generated, "tokens of answers"),
+            "tokens_predicted_seconds_total": (answers, "seconds of answers"),
+            "prompt_tokens_cached_total": (self.n_cached, "prompt tokens found in the cache"),
+            "n_tokens_max": (self.n_longest, "tokens of the longest prompt with its answer"),
+            "n_decode_total": (s.steps_total, "steps of the engine"),
+            "spec_decode_num_draft_tokens_total": (0, f"tokens of drafts{NO_DRAFTS}"),
+            "spec_decode_num_accepted_tokens_total": (0, f"drafted tokens accepted{NO_DRAFTS}"),
+            "spec_decode_num_drafts_total": (0, f"drafts verified{NO_DRAFTS}"),
+        }
+        gauges: dict[str, tuple[float, str]] = {
+            "n_busy_slots_per_decode": (busy, "answers of a step on average"),
+            "prompt_tokens_seconds": (_speed(self.n_prompt, prompts), "prompt tokens a second"),
+            "predicted_tokens_seconds": (_speed(self.n_generated, answers), "tokens a second"),
+            "kv_cache_usage_ratio": (used, "share of the pages in use"),
+            "requests_processing": (s.n_running, "answers that run"),
+            "requests_deferred": (s.n_waiting, "requests that wait"),
+        }
+        for kind, metrics in (("counter", counters), ("gauge", gauges)):
+            for name, (value, told) in metrics.items():
+                yield from _metric(f"llamacpp:{name}", kind, value, told)
 
     def _own(self, s: EngineStats) -> Iterator[str]:
-        yield from _metric("ggpy:kv_pages", "gauge", s.n_pages)
-        yield from _metric("ggpy:kv_pages_free", "gauge", s.n_pages_free)
-        yield from _metric("ggpy:kv_pages_cached", "gauge", s.n_pages_cached)
-        yield from _metric("ggpy:prompt_tokens_cached_total", "counter", s.cached_tokens_total)
-        yield from _metric("ggpy:prompt_tokens_evaluated_total", "counter", s.prompt_tokens_total)
-        yield from _metric("ggpy:preemptions_total", "counter", s.preemptions_total)
-        yield "# TYPE ggpy:http_requests_total counter"
+        cached, evaluated = s.cached_tokens_total, s.prompt_tokens_total
+        found: tuple[tuple[str, str, int, str], ...] = (
+            ("kv_pages", "gauge", s.n_pages, "pages of the KV cache"),
+            ("kv_pages_free", "gauge", s.n_pages_free, "free pages, cached ones among them"),
+            ("kv_pages_cached", "gauge", s.n_pages_cached, "pages of the prefix cache"),
+            ("prompt_tokens_cached_total", "counter", cached, "prompt tokens found in the cache"),
+            ("prompt_tokens_evaluated_total", "counter", evaluated, "the other prompt tokens"),
+            ("preemptions_total", "counter", s.preemptions_total, "answers that gave pages back"),
+        )
+        for name, kind, value, told in found:
+            yield from _metric(f"ggpy:{name}", kind, value, told)
+        yield from _head("ggpy:http_requests_total", "counter", "requests by path and status")
         for (path, status), n in sorted(self.requests.items()):
             yield f'ggpy:http_requests_total{{path="{path}",status="{status}"}} {n}'
         histograms = {"time_to_first_token": self.first_token, "request": self.whole}
         for name, histogram in histograms.items():
-            yield f"# TYPE ggpy:{name}_seconds histogram"
+            yield from _head(f"ggpy:{name}_seconds", "histogram", "with the wait in the queue")
             yield from histogram.lines(f"ggpy:{name}_seconds")
 
 
-def _metric(name: str, kind: str, value: float) -> Iterator[str]:
+def _speed(n: int, seconds: float) -> float:
+    return n / seconds if seconds else 0.0
+
+
+def _head(name: str, kind: str, told: str) -> Iterator[str]:
+    yield f"# HELP {name} {told}"
     yield f"# TYPE {name} {kind}"
+
+
+def _metric(name: str, kind: str, value: float, told: str) -> Iterator[str]:
+    yield from _head(name, kind, told)
     yield f"{name} {value:.6f}" if isinstance(value, float) else f"{name} {value}"

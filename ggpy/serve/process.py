@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -112,17 +112,20 @@ class ServerProcess:
         self._model: Model | None = None
         self._uvicorn = _Uvicorn(self._config(), self._begin_loading, self._drain)
 
-    def run(self, listening: socket.socket | None = None) -> int:
-        """Serve; the exit status. Raises what loading the model raises; ServeError, OSError."""
+    def run(self, listening: Sequence[socket.socket] = ()) -> int:
+        """Serve; the exit status. listening: none is those of the settings. Raises what loading the
+        model raises; ServeError, OSError.
+        """
         allow_open_files()
         sys.setswitchinterval(SWITCH_INTERVAL)
-        sock = listening or listen(self.settings)
+        sockets = [*listening] or listen(self.settings)
+        files = [Path(sock.getsockname()) for sock in sockets if _has_file(sock)]
         try:
-            self._uvicorn.run([sock])
+            self._uvicorn.run(sockets)
         finally:
-            sock.close()
-            if self.settings.socket:
-                Path(self.settings.socket).unlink(missing_ok=True)
+            close_all(sockets)
+            for path in files:  # whose sockets uvicorn closed
+                path.unlink(missing_ok=True)
             self._close()
         if self._error is not None:
             raise self._error
@@ -217,27 +220,67 @@ class ServerProcess:
                 self._model.close()
 
 
-def listen(settings: ServerSettings) -> socket.socket:
-    """The listening socket; ServeError says why there is none."""
-    if settings.socket:
-        remove_left_over(settings.socket)
-        sock = socket.socket(socket.AF_UNIX)
-        where: Any = settings.socket
-    else:
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        sock = socket.socket(family)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        where = (settings.host, settings.port)
+def listen(settings: ServerSettings) -> list[socket.socket]:
+    """A listening socket of each host; ServeError says why there is none. If the port is 0, the
+    first address takes a free one, which the others share.
+    """
+    sockets: list[socket.socket] = []
+    port = settings.port
     try:
-        sock.bind(where)
+        for host in settings.hosts:
+            if is_path(host):
+                sockets.append(_listen_at_path(host))
+            else:
+                sockets.append(_listen_at(host, port, alone=len(settings.hosts) == 1))
+                port = sockets[-1].getsockname()[1]
+    except BaseException:
+        close_all(sockets)
+        raise
+    return sockets
+
+
+def is_path(host: str) -> bool:
+    """Whether a host is the path of a unix socket, as for llama-server."""
+    return host.endswith(".sock")
+
+
+def _listen_at_path(path: str) -> socket.socket:
+    remove_left_over(path)
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.bind(path)
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        if settings.socket:
-            raise ServeError(f"cannot listen on {settings.socket}: {error.strerror}") from None
-        shown = f"{settings.host}:{settings.port}"
-        raise ServeError(f"cannot listen on {shown}: {_reason(error)}") from None
+        raise ServeError(f"cannot listen on {path}: {error.strerror}") from None
     return sock
+
+
+def _listen_at(host: str, port: int, alone: bool) -> socket.socket:
+    """alone: there is no other address, so that :: may stand for those of IPv4, too."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        if sock.family == socket.AF_INET6 and not alone:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ServeError(f"cannot listen on {host}:{port}: {_reason(error)}") from None
+    return sock
+
+
+def _has_file(sock: socket.socket) -> bool:
+    return sock.family not in (socket.AF_INET, socket.AF_INET6)
+
+
+def close_all(sockets: Sequence[socket.socket]) -> None:
+    """Close listening sockets, and remove the files of those that have one."""
+    for sock in sockets:
+        if sock.fileno() >= 0 and _has_file(sock):
+            Path(sock.getsockname()).unlink(missing_ok=True)
+        sock.close()
 
 
 def remove_left_over(path: str) -> None:

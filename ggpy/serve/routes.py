@@ -7,6 +7,7 @@ Anthropic's messages, OpenAI's responses, embeddings and rerank, in the manner o
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,10 +16,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from .answers.control import end_reasoning
 from .api import anthropic, chat, embeddings, rerank, responses
+from .api.embeddings import EmbeddingsCall
 from .app import Server, client_of, make_app
 from .errors import ApiError
 from .events import Usage
+from .fields import Fields
 from .http.body import JsonAnswer
 from .render import render_markdown
 from .static import WebPage
@@ -41,8 +45,9 @@ class FurtherApis:
             "/responses/input_tokens": self.input_tokens,
             "/v1/chat/completions/input_tokens": self.chat_tokens,
             "/chat/completions/input_tokens": self.chat_tokens,
+            "/v1/chat/completions/control": self.control,
             "/v1/embeddings": self.embeddings,
-            "/embeddings": self.embeddings,
+            "/embeddings": self.embedding,
             "/embedding": self.embedding,
             "/v1/rerank": self.rerank,
             "/rerank": self.rerank,
@@ -96,24 +101,49 @@ class FurtherApis:
         n = await service.count_chat_tokens(call.request)
         return JsonAnswer(responses.token_count(n))
 
-    async def embeddings(self, request: Request) -> Response:
-        """POST /v1/embeddings"""
+    async def control(self, request: Request) -> Response:
+        """POST /v1/chat/completions/control"""
         service, body = self.server.ready(), await self.server.body(request)
+        name = body.filled_text("id")
+        if body.needed_text("action") != "reasoning_end":
+            raise body.error("action", "reasoning_end")
+        reason = await end_reasoning(service.worker, name)
+        return JsonAnswer({"success": not reason, **({"message": reason} if reason else {})})
+
+    async def embeddings(self, request: Request) -> Response:
+        """POST /v1/embeddings; with llama.cpp's `content` for `input` as POST /embeddings."""
+        service, body = self.server.ready(), await self.server.body(request)
+        if "content" in body and "input" not in body:
+            return await self._native_embeddings(body, client_of(request))
         call = embeddings.read(body, service)
-        vectors = await service.embed(call.inputs, client_of(request))
+        if self.server.settings.pooling == "none":
+            told = "with --pooling none each token has a vector: ask /embeddings, or start the "
+            raise ApiError(400, f"{told}server with another --pooling")
+        vectors = await self._embedded(call, client_of(request))
         return JsonAnswer(embeddings.answer(vectors, call, service.model_name))
 
     async def embedding(self, request: Request) -> Response:
-        """POST /embedding"""
-        service, body = self.server.ready(), await self.server.body(request)
+        """POST /embeddings"""
+        body = await self.server.body(request)
+        return await self._native_embeddings(body, client_of(request))
+
+    async def _native_embeddings(self, body: Fields, client: str) -> Response:
         call = embeddings.read_native(body)
         try:
-            vectors = await service.embed(call.inputs, client_of(request))
+            vectors = await self._embedded(call, client)
         except ApiError as error:
             if error.param == "input" and "content" in body:
                 error.param = "content"
             raise
         return JsonAnswer(embeddings.native_answer(vectors, call))
+
+    async def _embedded(self, call: EmbeddingsCall, client: str) -> Any:
+        """The vectors of a call, whose prompts the metrics count."""
+        started = time.perf_counter()
+        vectors = await self.server.ready().embed(call.inputs, client, call.norm)
+        seconds = time.perf_counter() - started
+        self.server.metrics.embedded(sum(n for _, n in vectors), seconds)
+        return vectors
 
     async def rerank(self, request: Request) -> Response:
         """POST /v1/rerank"""

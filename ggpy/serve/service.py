@@ -25,6 +25,7 @@ from ..model import Model
 from ..runtime.sequence import ContextOverflow
 from ..sampling import SamplingParams
 from ..sampling.params import MASK64, without_bans
+from ..sampling.reasoning import UNLIMITED
 from ..tokenizer import Tokenizer
 from ..tokenizer.chat import form_of
 from ..tokenizer.message_form import TemplateForm
@@ -32,7 +33,7 @@ from ..tokenizer.renderer import MOST_BUSY
 from .answers.answer import Answering
 from .answers.constraints import ChatConstraints, limited, schemas
 from .answers.merge import cancel_all
-from .answers.vectors import Vectors
+from .answers.vectors import EUCLIDEAN, Input, Vectors
 from .answers.worker import EngineWorker, Full, Ticket
 from .api.native import Infill
 from .errors import RETRY_AFTER, ApiError, overflow_error
@@ -143,10 +144,10 @@ class ModelService:
         return await self._render(self._checked(request))
 
     async def embed(
-        self, inputs: Sequence[str | list[int]], client: str
+        self, inputs: Sequence[Input], client: str, norm: int = EUCLIDEAN
     ) -> list[tuple[NDArray[np.float32], int]]:
-        """(vector[D], tokens) of each text or list of ids; ApiError."""
-        return await self._vectors.embed(inputs)
+        """As `Vectors.embed`."""
+        return await self._vectors.embed(inputs, norm)
 
     async def relevance(
         self, query: str, documents: Sequence[str], client: str
@@ -273,12 +274,13 @@ class ModelService:
         """What ends the reasoning of an answer; None where nothing does, or where there is none,
         because a constraint holds from the first token on.
         """
-        if request.reasoning_budget < 0 or request.options.constraint is not None:
+        limit = request.reasoning_budget
+        if request.options.constraint is not None or (limit < 0 and not request.reasoning_control):
             return None
         return reasoning_budget(
             self.format,
             self.tokenizer,
-            request.reasoning_budget,
+            limit if limit >= 0 else UNLIMITED,
             request.reasoning_message or "",
             opened=opened,
             mask=grammar,

@@ -20,15 +20,16 @@ DRAIN_SECONDS = 30.0
 class ServerSettings:
     """Names and defaults are llama-server's, where it has them.
 
-    api_keys: none means that anybody may ask. timeout: seconds that a client may take to send a
-    request or to read a part of its answer. deadline: seconds that an answer may take, None is no
-    limit. n_waiting: sequences that may wait beside those that run; more are refused with 503. ui:
-    a folder with a page; None is the package's own page.
+    hosts: addresses, or paths of unix sockets, which end in .sock. api_keys: none means that
+    anybody may ask. timeout: seconds that a client may take to send a request or to read a part of
+    its answer. deadline: seconds that an answer may take, None is no limit. n_waiting: sequences
+    that may wait beside those that run; more are refused with 503. verbose: whether answers have
+    __verbose where a request does not say. ui: a folder with a page; None is the package's own
+    page.
     """
 
-    host: str = HOST
+    hosts: tuple[str, ...] = (HOST,)
     port: int = PORT
-    socket: str | None = None
     api_prefix: str = ""
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ("*",)
@@ -42,6 +43,7 @@ class ServerSettings:
     max_body: int = 32 << 20
     metrics: bool = False
     slots: bool = True
+    verbose: bool = False
     ui: Path | None = None
     with_ui: bool = True
     ssl_key: Path | None = None

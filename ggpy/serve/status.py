@@ -41,7 +41,32 @@ def models(service: ModelService) -> dict[str, Any]:
         "owned_by": "ggpy",
         "meta": meta,
     }
-    return {"object": "list", "data": [found]}
+    return {"models": [_as_ollama(service)], "object": "list", "data": [found]}
+
+
+def _as_ollama(service: ModelService) -> dict[str, Any]:
+    """The model in Ollama's form, which llama-server's list has besides."""
+    name = service.model_name
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "",
+            "families": [""],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }
 
 
 def props(service: ModelService, settings: ServerSettings) -> dict[str, Any]:

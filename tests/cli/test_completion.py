@@ -94,7 +94,7 @@ def test_what_is_offered(name: str, script, tmp_path: Path) -> None:
     assert offered("ggpy completion z") == {"zsh"}
     assert offered("ggpy serve --api-k") == {"--api-key", "--api-key-file"}
     assert offered("ggpy serve sm") == {"smollm2", "small one.gguf"}
-    assert offered("ggpy serve --pooling ") == {"cls", "last", "mean"}
+    assert offered("ggpy serve --pooling ") == {"cls", "last", "mean", "none"}
     assert offered("ggpy serve --ssl-key-file oth") == {"other.gguf"}
     assert offered("ggpy bench_serve --endpoint ") == {"chat", "completions"}
     assert offered("ggpy bench_serve --input-len oth") == {"other.gguf"}

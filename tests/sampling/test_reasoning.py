@@ -16,6 +16,7 @@ from ggpy.sampling import (
     n_words,
 )
 from ggpy.sampling.params import without_bans
+from ggpy.sampling.reasoning import UNLIMITED
 
 PIECES = [
     *(b"<think>", b"</think>", b" a", b" b", b"\n", b"</", b"think", b">", b" stop.", b"\xf0\x9f"),
@@ -78,6 +79,19 @@ def test_far_from_the_limit_nobody_waits() -> None:
         waits.append(mask.waits)
         mask.accept(A)
     assert waits == [False] * 4 + [True] and mask.active and mask.n_reasoning == 5
+
+
+def test_a_limit_may_be_lowered_while_reasoning_goes_on() -> None:
+    """To two more tokens, of which it still says in advance that they are the last."""
+    mask = budget(UNLIMITED, opened=True)
+    assert run(mask, [A, B, A, B]) == [A, B, A, B] and not mask.waits
+    mask.end_soon()
+    assert run(mask, [A, HALF, REST, B, B]) == [A, HALF, REST, STOP, CLOSE, B, B]
+    mask.end_soon()
+    assert run(mask, [B]) == [B]
+    lower = budget(3, opened=True)
+    lower.end_soon()
+    assert run(lower, [A, B, A, B]) == [A, B, STOP, CLOSE, A, B]
 
 
 def test_a_character_and_a_marker_that_have_begun_are_completed() -> None:

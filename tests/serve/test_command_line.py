@@ -19,7 +19,7 @@ def settings(words: list[str], **environment: str):
 
 def test_defaults() -> None:
     found = settings(["model.gguf"])
-    assert (found.host, found.port) == ("127.0.0.1", 8080)
+    assert (found.hosts, found.port) == (("127.0.0.1",), 8080)
     assert found.api_keys == ()
     assert found.with_ui
     assert not found.metrics
@@ -53,7 +53,7 @@ def test_the_environment_gives_what_the_command_line_does_not() -> None:
     }
     options = serve_options.parse(["m.gguf", "--port", "9001"], environment)
     found = serve.server_settings(options)
-    assert (found.host, found.port) == ("0.0.0.0", 9001)
+    assert (found.hosts, found.port) == (("0.0.0.0",), 9001)
     assert found.metrics
     assert not found.with_ui
     assert found.api_keys == ("k",)
@@ -230,3 +230,10 @@ def test_more_positions_than_the_model_knows_are_told(capsys: pytest.CaptureFixt
         with serve.load(path, serve_options.parse([*common, *words], {})):
             line = "note: an answer may have 512 tokens, but the model knows 256: --ctx-seq 256"
             assert (line in capsys.readouterr().err) is told
+
+
+def test_several_addresses() -> None:
+    words = ["m.gguf", "--host", " 127.0.0.1,::1, unix:/tmp/a.sock,::1"]
+    assert settings(words).hosts == ("127.0.0.1", "::1", "/tmp/a.sock")
+    with pytest.raises(ValueError, match="--host has no address"):
+        settings(["m.gguf", "--host", ","])

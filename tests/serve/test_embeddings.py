@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running_server import RunningServer
+from running_server import RunningServer, metric, running
 from scripted_service import ScriptedService, serving
 
 from ggpy.serve.api import embeddings as api
@@ -83,6 +83,11 @@ def test_a_vector_of_zeros_stays_one() -> None:
         ([1, 2, 3], [[1, 2, 3]]),
         ([[1, 2], [3]], [[1, 2], [3]]),
         (["a", [1]], ["a", [1]]),
+        ([1, "a", 2], [[1, "a", 2]]),
+        ([[1, "a"], "b"], [[1, "a"], "b"]),
+        ({"prompt_string": "a"}, ["a"]),
+        ({"content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]}, ["a b"]),
+        (["a", {"prompt_string": [1, "b"]}], ["a", [1, "b"]]),
     ],
 )
 def test_texts_and_ids(input: Any, inputs: list[Any]) -> None:
@@ -94,16 +99,25 @@ def test_texts_and_ids(input: Any, inputs: list[Any]) -> None:
     [
         ({}, "input"),
         ({"input": 3}, "input"),
-        ({"input": {}}, "input"),
+        ({"input": {}}, "input.content"),
+        ({"input": {"content": "a"}}, "input.content"),
+        ({"input": {"content": []}}, "input.content"),
+        ({"input": ["a", {"content": [{"type": "image_url"}]}]}, "input[1].content[0].type"),
+        ({"input": {"prompt_string": ""}}, "input.prompt_string"),
+        (
+            {"input": {"prompt_string": "a", "multimodal_data": ["AAAA"]}},
+            "input.multimodal_data",
+        ),
         ({"input": []}, "input"),
         ({"input": ""}, "input[0]"),
         ({"input": ["a", ""]}, "input[1]"),
         ({"input": ["a", None]}, "input[1]"),
-        ({"input": ["a", 1]}, "input[1]"),
+        ({"input": ["a", -1]}, "input[1]"),
+        ({"input": [1, None]}, "input[0]"),
         ({"input": [1, -1]}, "input[0]"),
         ({"input": [True]}, "input[0]"),
         ({"input": [[]]}, "input[0]"),
-        ({"input": [[1, "a"]]}, "input[0]"),
+        ({"input": [["a", "b"]]}, "input[0]"),
         ({"input": [[[1]]]}, "input[0]"),
         ({"input": ["a"] * 2049}, "input"),
         ({"input": "a", "model": 1}, "model"),
@@ -132,3 +146,31 @@ def test_an_input_that_is_too_long_is_named(server: RunningServer) -> None:
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["n_ctx"]) == (400, "input", 256)
     assert error["message"].startswith("input 5 of the list: context is 256 tokens")
+
+
+def test_inputs_of_one_text_have_one_vector(server: RunningServer) -> None:
+    """llama.cpp's objects, and ids with texts between them."""
+    ids = server.post("/tokenize", content="world").json()["tokens"]
+    parts = [{"type": "text", "text": "hello "}, {"type": "text", "text": "world"}]
+    inputs = ["hello world", {"content": parts}, {"prompt_string": "hello world"}, ["hello", *ids]]
+    found = server.post("/v1/embeddings", input=inputs).json()["data"]
+    first, *others = [e["embedding"] for e in found]
+    (native,) = server.post("/v1/embeddings", content="hello world").json()
+    for other in (*others, *native["embedding"]):
+        assert other == pytest.approx(first, abs=1e-5)
+    assert len(others) == 3
+
+
+def test_without_pooling_each_token_has_a_vector(server: RunningServer) -> None:
+    before = metric(server, "llamacpp:prompt_tokens_total")
+    n = server.post("/v1/embeddings", input="hello world").json()["usage"]["prompt_tokens"]
+    assert metric(server, "llamacpp:prompt_tokens_total") == before + n
+    with running(pooling="none") as found:
+        (answer, other) = found.post("/embeddings", input=["hello world", "b"]).json()
+        assert (len(answer["embedding"]), other["index"]) == (n, 1)
+        last = np.array(answer["embedding"][-1])
+        refused = found.post("/v1/embeddings", input="a")
+        assert refused.status_code == 400 and "/embeddings" in refused.json()["error"]["message"]
+    (pooled,) = server.post("/embeddings", input="hello world", embd_normalize=-1).json()
+    assert pooled["embedding"][0] == pytest.approx(last, abs=1e-4), "the last one's, as it is"
+    assert abs(np.linalg.norm(last) - 1) > 0.01

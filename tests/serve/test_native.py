@@ -188,7 +188,7 @@ def test_embeddings_in_llama_cpp_s_form() -> None:
             order = norm or np.inf
             assert np.linalg.norm(got, order) == pytest.approx(length, rel=1e-5)
             assert got / np.linalg.norm(got) == pytest.approx(vectors[0], abs=1e-6)
-        refused = server.post("/embedding", content="hello", embd_normalize=-1)
+        refused = server.post("/embeddings", content="hello", embd_normalize=-2)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "embd_normalize")
 
 
@@ -199,6 +199,8 @@ def test_state(server: RunningServer) -> None:
     assert model["architecture"]["input_modalities"] == ["text"]
     assert (model["meta"]["n_ctx"], model["meta"]["vocab_type"]) == (256, 1)
     assert server.client.get("/v1/models/llama").json() == model
+    (other,) = server.client.get("/models").json()["models"]  # as Ollama's clients read it
+    assert (other["name"], other["details"]["format"]) == ("llama", "gguf")
     assert server.client.get("/v1/models/other").status_code == 404
     props = server.client.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == 256
@@ -208,6 +210,8 @@ def test_state(server: RunningServer) -> None:
     assert props["total_slots"] == 4
     assert (props["endpoint_metrics"], props["endpoint_slots"], props["ui"]) == (True, True, True)
     assert len(server.client.get("/slots").json()) == 4
+    erased = server.post("/slots/0?action=erase")
+    assert (erased.status_code, erased.json()["error"]["type"]) == (501, "not_supported_error")
 
 
 def test_metrics(server: RunningServer) -> None:
@@ -224,6 +228,9 @@ def test_metrics(server: RunningServer) -> None:
     assert after["llamacpp:n_tokens_max"] >= 6 and after["llamacpp:n_busy_slots_per_decode"] > 0
     assert int(server.client.get("/metrics").headers["Process-Start-Time-Unix"]) <= time.time()
     assert after['ggpy:request_seconds_bucket{le="+Inf"}'] == after["ggpy:request_seconds_count"]
+    lines = server.client.get("/metrics").text.splitlines()
+    names = {kind: [x.split()[2] for x in lines if x[:6] == kind] for kind in ("# HELP", "# TYPE")}
+    assert names["# HELP"] == names["# TYPE"] and len({*names["# HELP"]}) == len(names["# HELP"])
 
 
 def test_the_same_prompt_again_is_cached(server: RunningServer) -> None:
@@ -289,6 +296,36 @@ def test_the_settings_of_an_answer(server: RunningServer) -> None:
         answer = server.post("/completion", prompt="a", n_predict=1, ignore_eos=ignore).json()
         biases = answer["generation_settings"]["logit_bias"]
         assert bool(biases) == ignore and all(b["bias"] is None for b in biases)
+
+
+def test_answers_that_say_more() -> None:
+    """llama-server's __verbose, of chats and completions: what /completion would say of them."""
+    messages = [{"role": "user", "content": "hello"}]
+    common = {"max_tokens": 6, "temperature": 0}
+    with running(verbose=True) as server:
+        prompt = server.post("/apply-template", messages=messages).json()["prompt"]
+        for path, more in (
+            ("/v1/chat/completions", {"messages": messages, "verbose": True}),
+            ("/v1/completions", {"prompt": "hello"}),  # the server's default
+        ):
+            body = {**common, **more}
+            answer = server.post(path, **body).json()
+            told = answer["__verbose"]
+            ids = server.post("/tokenize", content=prompt, add_special=True).json()["tokens"]
+            shown = server.post("/detokenize", tokens=ids).json()["content"]
+            assert told["prompt"] == (shown if "messages" in more else "<s> hello")
+            choice = answer["choices"][0]
+            text = choice.get("text") or choice["message"]["content"]
+            assert told["content"].strip() == text.strip()
+            assert len(told["tokens"]) == told["tokens_predicted"] == 6
+            assert told["generation_settings"]["temperature"] == 0
+            with server.client.stream("POST", path, json={**body, "stream": True}) as streamed:
+                lines = [line for line in streamed.iter_lines() if line.startswith("data: {")]
+            found = [event for line in lines if (event := json.loads(line[6:])).get("__verbose")]
+            assert [event["choices"][0]["finish_reason"] for event in found] == ["length"]
+            assert found[0]["__verbose"]["content"] == told["content"]
+            answer = server.post(path, **{**body, "verbose": False}).json()
+            assert "__verbose" not in answer
 
 
 def test_several_prompts_and_several_answers(server: RunningServer) -> None:

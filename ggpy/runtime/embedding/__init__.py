@@ -98,10 +98,12 @@ def scaled(x: F64, norm: int) -> F32:
     if norm < 0:
         return x.astype(np.float32)
     size = np.abs(x)
+    largest = size.max(axis=1, keepdims=True)
     if norm == 0:
-        length = size.max(axis=1, keepdims=True) / 32760
-    else:
-        length = (size**norm).sum(axis=1, keepdims=True) ** (1 / norm)
+        length = largest / 32760
+    else:  # of x / largest, so that no power is too large
+        powers = (size / np.where(largest > 0, largest, 1)) ** norm
+        length = largest * powers.sum(axis=1, keepdims=True) ** (1 / norm)
     return (x / np.where(length > 0, length, 1)).astype(np.float32)
 
 

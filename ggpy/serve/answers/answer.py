@@ -81,6 +81,15 @@ class Answering:
         s = self.ticket.sequence
         return s.ids[: s.n_prompt]
 
+    def written(self) -> tuple[list[int], str]:
+        """The ids of the answer until now, and their text as the model wrote it, with markers."""
+        s = self.ticket.sequence
+        ids = s.ids[s.n_prompt :]
+        ended = s.finish == "stop" and {*ids[-1:]} & {*self._tokenizer.end_ids}
+        pieces = [self._tokenizer.piece(id, special=True) for id in ids]
+        text = b"".join(pieces[:-1] if ended else pieces).decode("utf-8", "replace")
+        return ids, text[: text.rfind(s.stops.found)] if s.stops.found else text
+
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,10 @@ from ..errors import RETRY_AFTER, ApiError, overflow_error
 from .worker import EngineWorker
 
 AT_ONCE = 8  # documents that are ranked between two steps
+EUCLIDEAN = 2  # llama.cpp's embd_normalize of vectors of length 1
+NONE = "none"  # llama.cpp's pooling by which each token has a vector
+
+Input = str | Sequence[int | str]  # a text, or ids with texts between them
 
 
 class Vectors:
@@ -33,19 +38,28 @@ class Vectors:
         self._model, self._worker, self._pooling = model, worker, pooling
 
     async def embed(
-        self, inputs: Sequence[str | Sequence[int]]
+        self, inputs: Sequence[Input], norm: int = EUCLIDEAN
     ) -> list[tuple[NDArray[np.float32], int]]:
-        """(vector[D], tokens) of each text or list of ids; ApiError."""
-        model = self._model
+        """(vector[D], tokens) of each input, or (vectors[T, D], tokens) where the pooling is
+        "none"; ApiError. norm: llama.cpp's embd_normalize, which vectors of single tokens ignore.
+        """
         with _told("input"):
             prompts = await asyncio.to_thread(self._prompts, inputs)
-        pooling: embedding.Pooling = self._pooling or embedding.pooling_of(model.metadata)  # type: ignore[assignment]
         found: list[NDArray[np.float32]] = []
-        for group in _groups(prompts, model.engine.n_batch):
+        for group in _groups(prompts, self._model.engine.n_batch):
             with _told("input"):
-                work = partial(embedding.embed, model.engine, group, pooling)
-                found += list(await self._worker.call(work))
+                found += list(await self._worker.call(partial(self._embedded, group, norm)))
         return [(vector, len(ids)) for vector, ids in zip(found, prompts, strict=True)]
+
+    def _embedded(self, prompts: list[list[int]], norm: int) -> Sequence[NDArray[np.float32]]:
+        """The vectors of a group of prompts; in the engine's thread."""
+        engine = self._model.engine
+        if self._pooling == NONE:
+            return [x.astype(np.float32) for x in embedding.token_states(engine, prompts)]
+        pooling: Any = self._pooling or embedding.pooling_of(self._model.metadata)
+        if norm == EUCLIDEAN:
+            return list(embedding.embed(engine, prompts, pooling))
+        return list(embedding.scaled(embedding.pooled(engine, prompts, pooling), norm))
 
     async def relevance(self, query: str, documents: Sequence[str]) -> list[tuple[float, int]]:
         """(relevance, tokens of the prompt) of each document; ApiError."""
@@ -61,12 +75,17 @@ class Vectors:
                 scores += await self._worker.call(work)
         return [(score, len(ids)) for score, ids in zip(scores, prompts, strict=True)]
 
-    def _prompts(self, inputs: Sequence[str | Sequence[int]]) -> list[list[int]]:
+    def _prompts(self, inputs: Sequence[Input]) -> list[list[int]]:
         """The ids of each text; errors name its place among all, not in a group."""
         return checked_prompts(self._model.engine, [self._ids(x) for x in inputs], "input")
 
-    def _ids(self, entry: str | Sequence[int]) -> Sequence[int]:
-        return self._model.tokenizer.encode(entry) if isinstance(entry, str) else entry
+    def _ids(self, entry: Input) -> Sequence[int]:
+        encode, ids = self._model.tokenizer.encode, list[int]()
+        if isinstance(entry, str):
+            return encode(entry)
+        for i, part in enumerate(entry):
+            ids += encode(part, add_special=not i) if isinstance(part, str) else [part]
+        return ids
 
 
 @contextmanager

@@ -34,6 +34,7 @@ class Ticket:
 
     def __init__(self, sequence: Sequence, worker: EngineWorker) -> None:
         self.sequence, self._worker = sequence, worker
+        self.name = ""  # by which a client may name it while it runs
         self.finish: Finish | None = None
         self._unread: list[Piece] = []
         self._waiter: asyncio.Future[None] | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import exp
@@ -35,6 +35,7 @@ from .reading import reasoning_limits, refuse
 from .timings import progress_of, timings_of, usage_of
 
 MAX_N = 64
+More = Callable[[int, Finished], Mapping[str, Any]]  # what answer i has besides, at its end
 FINGERPRINT = "ggpy"
 OLDER_NAMES = {"tools": "functions", "tool_choice": "function_call"}
 LEAST_LOGPROB = -9999.0  # OpenAI's figure for a probability of 0, which JSON has no number for
@@ -74,6 +75,7 @@ def read_chat(
         template_variables=_variables(body),
         reasoning=body.text("reasoning_format", "auto") != "none",
         **reasoning_limits(body),
+        reasoning_control=body.flag("reasoning_control", False),
         continues=body.flag("continue_final_message", True),
         generation_prompt=body.flag("add_generation_prompt", True),
     )
@@ -168,8 +170,17 @@ class ChoiceText:
         return message
 
 
+def nothing_more(i: int, end: Finished) -> Mapping[str, Any]:
+    """The usual `More`."""
+    return {}
+
+
 async def whole_chat(
-    events: AsyncIterator[tuple[int, Event]], call: ChatCall, id: str, model: str
+    events: AsyncIterator[tuple[int, Event]],
+    call: ChatCall,
+    id: str,
+    model: str,
+    more: More = nothing_more,
 ) -> dict[str, Any]:
     """The answer as one object."""
     choices = [ChoiceText() for _ in range(call.n)]
@@ -196,6 +207,7 @@ async def whole_chat(
         ],
         "usage": usage_of(ends),
         "timings": timings_of(ends[0]),
+        **more(0, ends[0]),
     }
 
 
@@ -241,6 +253,7 @@ async def chat_chunks(
     id: str,
     model: str,
     so_far: Callable[[int], Finished],
+    more: More = nothing_more,
 ) -> AsyncIterator[bytes]:
     """The answer as server-sent events. so_far(i): what answer i has cost until now."""
     writer = ChunkWriter(id, model)
@@ -253,13 +266,14 @@ async def chat_chunks(
             if isinstance(event, Finished):
                 ends.append(event)
                 timings = {} if call.include_usage else {"timings": timings_of(event)}
-                yield writer.choice(i, {}, finish_reason=_reason(event, call), **timings)
+                rest = {**timings, **more(i, event)}
+                yield writer.choice(i, {}, finish_reason=_reason(event, call), **rest)
             elif isinstance(event, PromptProgress):
                 yield writer.choice(i, {}, **progress_of(event, call.timings_per_token))
             elif call.timings_per_token:
-                more = {"timings": timings_of(so_far(i))}
+                now = timings_of(so_far(i))
                 delta = _delta(event, call.functions)
-                yield writer.choice(i, delta, logprobs=_logprobs(event, post), **more)
+                yield writer.choice(i, delta, logprobs=_logprobs(event, post), timings=now)
             elif isinstance(event, TextDelta) and not event.pieces:
                 yield writer.text(i, "content", event.text)
             elif isinstance(event, ReasoningDelta):

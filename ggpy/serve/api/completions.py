@@ -16,7 +16,16 @@ from ..errors import ApiError, openai_error
 from ..events import AnswerOptions, AnswerToken, Event, Finished, PromptProgress, TextDelta
 from ..fields import Fields, is_whole
 from ..http.sse import DONE
-from .chat import MAX_N, ChoiceText, head_of, sse, token_logprobs, wants_usage
+from .chat import (
+    MAX_N,
+    ChoiceText,
+    More,
+    head_of,
+    nothing_more,
+    sse,
+    token_logprobs,
+    wants_usage,
+)
 from .options import MAX_PROBS, MAX_TOP_LOGPROBS, answer_options
 from .timings import progress_of, timings_of, usage_of
 
@@ -118,7 +127,12 @@ def _is_mixed(value: Any) -> bool:
 
 
 async def whole_completion(
-    events: AsyncIterator[tuple[int, Event]], call: CompletionCall, id: str, model: str, said: Said
+    events: AsyncIterator[tuple[int, Event]],
+    call: CompletionCall,
+    id: str,
+    model: str,
+    said: Said,
+    more: More = nothing_more,
 ) -> dict[str, Any]:
     """The answer as one object. said: what `echo` repeats."""
     choices = [ChoiceText() for _ in range(call.n * len(call.prompts))]
@@ -138,6 +152,7 @@ async def whole_completion(
         ],
         "usage": _usage(ends, call),
         "timings": timings_of(ends[0]),
+        **more(0, ends[0]),
     }
 
 
@@ -156,7 +171,12 @@ class Said:
 
 
 async def completion_chunks(
-    events: AsyncIterator[tuple[int, Event]], call: CompletionCall, id: str, model: str, said: Said
+    events: AsyncIterator[tuple[int, Event]],
+    call: CompletionCall,
+    id: str,
+    model: str,
+    said: Said,
+    more: More = nothing_more,
 ) -> AsyncIterator[bytes]:
     """The answer as server-sent events."""
     base = head_of(id, "text_completion", model)
@@ -189,7 +209,7 @@ async def completion_chunks(
             elif isinstance(event, Finished):
                 ends.append(event)
                 timings = {} if call.include_usage else {"timings": timings_of(event)}
-                yield chunk(i, "", reason=event.reason, **timings)
+                yield chunk(i, "", reason=event.reason, **timings, **more(i, event))
         if call.include_usage:
             last = {"usage": _usage(ends, call), "timings": timings_of(ends[0])}
             yield sse({**base, "choices": [], **last})

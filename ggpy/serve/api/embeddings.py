@@ -14,22 +14,21 @@ from numpy.typing import NDArray
 
 from ..errors import ApiError
 from ..fields import Fields, is_whole
-from .reading import refuse
+from .reading import refuse, texts_of
 from .service import ServedModel
 
 MOST_INPUTS = 2048
 NEEDED = "a string, a list of strings, a list of token ids or a list of lists of token ids"
+EUCLIDEAN = 2  # of llama.cpp's embd_normalize
 
-
-MAX_ABSOLUTE, EUCLIDEAN = 0, 2  # of embd_normalize; others are p of the p-norm
-INT16 = 32760.0  # to what MAX_ABSOLUTE scales the largest value
+Input = str | list[int | str]  # a text, or ids with texts between them
 
 
 @dataclass(frozen=True)
 class EmbeddingsCall:
     """A body, read. dimensions: None is those of the model. norm: llama.cpp's embd_normalize."""
 
-    inputs: list[str | list[int]]
+    inputs: list[Input]
     base64: bool = False
     dimensions: int | None = None
     norm: int = EUCLIDEAN
@@ -48,8 +47,6 @@ def read(fields: Fields, service: ServedModel) -> EmbeddingsCall:
 def read_native(fields: Fields) -> EmbeddingsCall:
     """Reads a body of /embedding, which has "content" or "input". ApiError."""
     norm = fields.integer("embd_normalize", EUCLIDEAN, -1, 1 << 31)
-    if norm == -1:
-        refuse(fields, "embd_normalize", "vectors have no other length here than 1: give 0 or more")
     inputs = _inputs(fields, "content" if "content" in fields else "input")
     return EmbeddingsCall(inputs, norm=EUCLIDEAN if norm is None else norm)
 
@@ -57,24 +54,11 @@ def read_native(fields: Fields) -> EmbeddingsCall:
 def native_answer(
     vectors: Sequence[tuple[NDArray[np.float32], int]], call: EmbeddingsCall
 ) -> list[dict[str, Any]]:
-    """The body of the answer of /embedding; ApiError."""
+    """The body of the answer of /embedding: a list of vectors for each input; ApiError."""
     return [
-        {"index": i, "embedding": [_shown(normalized(v, call.norm), call)]}
+        {"index": i, "embedding": [_shown(x, call) for x in np.atleast_2d(v)]}
         for i, (v, _) in enumerate(vectors)
     ]
-
-
-def normalized(vector: NDArray[np.float32], norm: int) -> NDArray[np.float32]:
-    """vector[D] of length 1, with another length: as embd_normalize says."""
-    if norm == EUCLIDEAN:
-        return vector
-    sizes = np.abs(vector.astype(np.float64))
-    largest = float(sizes.max())
-    if norm == MAX_ABSOLUTE or largest == 0:
-        length = largest / INT16
-    else:
-        length = largest * float(((sizes / largest) ** norm).sum()) ** (1 / norm)
-    return (vector / length if length > 0 else vector).astype(np.float32)
 
 
 def answer(
@@ -110,29 +94,55 @@ def _shown(vector: NDArray[np.float32], call: EmbeddingsCall) -> str | list[floa
     return vector.astype(np.float64).tolist()
 
 
-def _inputs(fields: Fields, name: str) -> list[str | list[int]]:
-    """The texts and lists of ids of a field; a list of whole numbers is one input."""
+def _inputs(fields: Fields, name: str) -> list[Input]:
+    """The inputs of a field; a list that has a whole number is one input, and an object, too."""
     value = fields.raw(name)
-    if not isinstance(value, (str, list)):
+    if not isinstance(value, (str, list, dict)):
         raise fields.error(name, NEEDED)
-    if isinstance(value, str) or (value and all(map(_is_id, value))):
+    if isinstance(value, dict):
+        return [_input(value, name)]
+    if isinstance(value, str) or any(map(_is_id, value)):
         value = [value]
     if len(value) > MOST_INPUTS:
         told = f"{name} has {len(value)} entries: give at most {MOST_INPUTS}"
         raise ApiError(400, told, param=name)
     if not value:
         raise ApiError(400, f"{name} is empty: give at least one text", param=name)
-    for i, entry in enumerate(value):
-        _check(entry, f"{name}[{i}]")
-    return value
+    return [_input(entry, f"{name}[{i}]") for i, entry in enumerate(value)]
 
 
-def _check(entry: object, path: str) -> None:
-    if not (all(map(_is_id, entry)) if isinstance(entry, list) else isinstance(entry, str)):
+def _input(entry: Any, path: str) -> Input:
+    """One input: a text, ids with texts between them, or one of llama.cpp's objects."""
+    if isinstance(entry, dict):
+        return _input_of_object(Fields(entry, path))
+    if not (isinstance(entry, str) or _is_tokens(entry)):
         told = f"{path} is {entry!r:.60}: it must be a string or a list of token ids"
         raise ApiError(400, told, param=path)
     if not entry:
         raise ApiError(400, f"{path} is empty: give it a text or tokens", param=path)
+    return entry
+
+
+def _input_of_object(fields: Fields) -> Input:
+    """The input of {"prompt_string": ...}, or of {"content": [{"type": "text", ...}]}."""
+    if "prompt_string" in fields:
+        if "multimodal_data" in fields:
+            refuse(fields, "multimodal_data", "this model reads text only")
+        prompt = fields.raw("prompt_string")
+        if isinstance(prompt, dict):
+            raise fields.error("prompt_string", "a string or a list of token ids")
+        return _input(prompt, fields.path("prompt_string"))
+    if not isinstance(fields.raw("content"), list):
+        raise fields.error("content", 'a list of {"type": "text", "text": ...}')
+    texts = texts_of(fields, "content", {"text": "text"}) or []
+    return _input("".join(texts), fields.path("content"))
+
+
+def _is_tokens(value: Any) -> bool:
+    """Whether a value is a list of ids, perhaps with texts between them."""
+    if not isinstance(value, list) or (value and not any(map(_is_id, value))):
+        return False
+    return all(isinstance(part, str) or _is_id(part) for part in value)
 
 
 def _is_id(value: Any) -> bool:

@@ -147,6 +147,17 @@ class AnsweredBy:
     prompt: Callable[[int], str]
 
 
+def verbose(
+    i: int, written: tuple[Sequence[int], str], end: Finished, call: NativeCall, server: AnsweredBy
+) -> dict[str, Any]:
+    """llama.cpp's __verbose: answer i of another API in the form of /completion, with its ids and
+    its text as the model wrote it.
+    """
+    ids, text = written
+    told = {"index": i, "content": text, "tokens": list(ids), "prompt": server.prompt(i)}
+    return {**told, **_end(end, call, server, "\n" in text)}
+
+
 def _end(end: Finished, call: NativeCall, server: AnsweredBy, has_new_line: bool) -> dict[str, Any]:
     usage = end.usage
     return {

@@ -4,6 +4,7 @@ opens reasoning: the model is random, so that only a budget ends it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -127,6 +128,37 @@ def test_the_other_apis(client: openai.OpenAI, thinker: RunningServer) -> None:
         model="tiny", input="hello", max_output_tokens=60, extra_body=more
     )
     assert answer.output[0].content[0].text.endswith("Well.") and answer.output_text
+
+
+@pytest.mark.parametrize("armed", [True, False])
+def test_a_second_request_ends_the_reasoning_of_the_first(armed: bool) -> None:
+    """llama-server's control of a stream, by the id that the stream has."""
+    options: dict[str, Any] = {**OPTIONS, "max_tokens": 1500, "stream": True, **EXTRA}
+    options |= {"reasoning_control": armed, "reasoning_budget_message": MESSAGE}
+    with running(tool_format="hermes", chat_template=TEMPLATE, n_ctx=2048, n_seq=1) as server:
+
+        def end(**body: Any) -> Any:
+            return server.post(f"{CHAT}/control", **body)
+
+        thought, content, told = "", "", None
+        with server.client.stream("POST", CHAT, json=options) as answer:
+            for line in answer.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                chunk = json.loads(line[6:])
+                delta = chunk["choices"][0]["delta"]
+                thought += delta.get("reasoning_content") or ""
+                content += delta.get("content") or ""
+                if thought and told is None:
+                    told = end(id=chunk["id"], action="reasoning_end").json()
+        assert told is not None and told["success"] is armed
+        assert (told.get("message") is None) is armed
+        assert (thought.endswith("Enough."), bool(content)) == (armed, armed)
+        told = end(id=chunk["id"], action="reasoning_end").json()
+        assert told == {"success": False, "message": "no answer with this id is under way"}
+        for body, name in (({"id": "x", "action": "stop"}, "action"), ({}, "id")):
+            refused = end(**body)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,8 @@ CHAT: dict[str, Any] = {
     "metadata": {"a": "b"},
     "add_generation_prompt": False,
     "continue_final_message": True,
+    "reasoning_control": True,
+    "verbose": True,
 }
 CALLS: dict[str, Any] = {
     "messages": MESSAGES,
@@ -208,7 +210,9 @@ BODIES: dict[str, dict[str, Any]] = {
         "top_n": 1,
         "return_documents": True,
     },
-    "/embedding": {"content": ["ab", [5, 6]], "embd_normalize": 2},
+    "/embedding": {"content": ["ab", [5, "a"]], "embd_normalize": 2},
+    "/embeddings": {"input": {"content": [{"type": "text", "text": "a"}]}},
+    "/v1/chat/completions/control": {"id": "a", "action": "reasoning_end"},
     "/tokenize": {
         "content": "a b",
         "add_special": True,

@@ -195,12 +195,42 @@ def test_what_a_port_that_cannot_be_had_calls_for(capsys: pytest.CaptureFixture[
     assert "no such address: give another --host" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no 127.0.0.2")
+def test_several_addresses_are_one_server(tmp_path: Path) -> None:
+    """A file beside TCP; the first address chooses the port of all. All are there or none."""
+    path = tmp_path / "ggpy.sock"
+    settings = ServerSettings(hosts=("127.0.0.1", str(path), "127.0.0.2"), port=0)
+    sockets = listen(settings)
+    first, _, other = sockets
+    port = first.getsockname()[1]
+    assert other.getsockname() == ("127.0.0.2", port)
+    with pytest.raises(ServeError, match=f"cannot listen on 127.0.0.2:{port}"):
+        taken = tmp_path / "taken.sock"
+        listen(ServerSettings(hosts=(str(taken), "127.0.0.2"), port=port))
+    assert not taken.exists() and path.exists()
+    loaded = threading.Event()
+    process = ServerProcess(settings, load, lambda service: loaded.set())
+    thread = threading.Thread(target=process.run, args=[sockets])
+    thread.start()
+    try:
+        assert loaded.wait(30)
+        for address in (f"http://127.0.0.1:{port}", f"http://127.0.0.2:{port}"):
+            assert httpx.get(f"{address}/health").json() == {"status": "ok"}
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+            assert client.get("http://ggpy/health").json() == {"status": "ok"}
+    finally:
+        process.stop()
+        thread.join(30)
+    assert not path.exists()
+
+
 def test_a_socket_file_goes_and_one_that_was_left_is_no_hindrance(tmp_path: Path) -> None:
     path = tmp_path / "ggpy.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
-    settings = ServerSettings(socket=str(path))
-    with listen(settings):
+    settings = ServerSettings(hosts=(str(path),))
+    (first,) = listen(settings)
+    with first:
         with pytest.raises(ServeError, match=f"cannot listen on {path}: Address already in use"):
             listen(settings)
         assert path.is_socket(), "it is another server's"

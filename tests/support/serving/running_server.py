@@ -24,8 +24,8 @@ class RunningServer:
     def __init__(self, settings: ServerSettings, load: Callable[[], model.Model]) -> None:
         self.ready = threading.Event()
         self.process = ServerProcess(settings, load, lambda service: self.ready.set())
-        self._sock = listen(settings)
-        self.port = self._sock.getsockname()[1]
+        self._sockets = listen(settings)
+        self.port = self._sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.status: int | None = None
         self.error: BaseException | None = None
@@ -36,7 +36,7 @@ class RunningServer:
 
     def _run(self) -> None:
         try:
-            self.status = self.process.run(self._sock)
+            self.status = self.process.run(self._sockets)
         except BaseException as error:
             self.error = error
 
@@ -99,6 +99,13 @@ def eventually(holds: Callable[[], bool], seconds: float = 10) -> bool:
             return True
         time.sleep(0.01)
     return holds()
+
+
+def metric(server: RunningServer, name: str) -> float:
+    """The value of a metric."""
+    lines = server.client.get("/metrics").text.splitlines()
+    (value,) = [line.split()[1] for line in lines if line.split()[0] == name]
+    return float(value)
 
 
 def idle(server: RunningServer) -> bool:
