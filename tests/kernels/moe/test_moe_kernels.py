@@ -146,7 +146,7 @@ def test_router_has_the_same_bits_with_all_tiles(machine, monkeypatch, columns):
     registers.
     """
     f = replace(ROUTERS["many"], X=43, D=columns, shared=True)
-    x = random_x(f, 11)
+    x = random_x(f, 19)
     results, room = [], machine.shared_bytes - route.STATIC_SHARED
     for tile in [t for t in route.SHAPES if route.shared_bytes(t[0], columns) <= room]:
         monkeypatch.setattr(route, "SHAPES", (tile,))
@@ -161,7 +161,7 @@ def test_router_has_the_same_bits_with_all_tiles(machine, monkeypatch, columns):
     ("n_expert", "n_tokens", "tile"),
     [
         *((128, n, tile) for n, tile in ((8, (1, 1)), (16, (2, 1)), (32, (4, 1)), (64, (4, 2)))),
-        *((128, n, tile) for n, tile in ((128, (8, 2)), (256, (8, 4)), (4096, (8, 4)))),
+        *((128, n, tile) for n, tile in ((128, (8, 2)), (256, (8, 4)), (4096, (16, 8)))),
         *((32, n, tile) for n, tile in ((4, (1, 1)), (64, (2, 1)), (256, (4, 2)))),
     ],
 )
