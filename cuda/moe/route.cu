@@ -65,26 +65,23 @@ __device__ __forceinline__ void add_columns(const float4 (&w)[ROWS], const float
     }
 }
 
-// Sums N values over the warp with the additions of warp_sum. Lane i gets KEPT sums: those from value i N / 32 on, or that
-// of value i / (32 / N), if N is less than 32.
-template <int KEPT, int OFFSET = 16, int N>
-__device__ __forceinline__ void sum_over_lanes(const float (&values)[N], float (&sums)[KEPT]) {
+// Sums N values over the warp with the additions of warp_sum: lane i gets that of value i / (32 / N).
+template <int N, int OFFSET = 16>
+__device__ __forceinline__ float sum_of_lane(const float (&values)[N]) {
     if constexpr (OFFSET == 0) {
-        static_assert(N == KEPT, "a lane keeps ceil(N / 32) sums");
-#pragma unroll
-        for (int i = 0; i < N; ++i) sums[i] = values[i];
+        return values[0];
     } else if constexpr (N == 1) {
         const float sum[1] = {values[0] + __shfl_xor_sync(0xffffffffu, values[0], OFFSET)};
-        sum_over_lanes<KEPT, OFFSET / 2>(sum, sums);
+        return sum_of_lane<1, OFFSET / 2>(sum);
     } else {
         const bool upper = threadIdx.x & OFFSET;
-        float half[N / 2];
+        float sums[N / 2];
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) {
             const float low = values[i], high = values[i + N / 2];
-            half[i] = (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, OFFSET);
+            sums[i] = (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, OFFSET);
         }
-        sum_over_lanes<KEPT, OFFSET / 2>(half, sums);
+        return sum_of_lane<N / 2, OFFSET / 2>(sums);
     }
 }
 
@@ -149,19 +146,16 @@ __device__ __forceinline__ void find_rows(const RouteArgs& p, RouterRows<ROWS>& 
     rows.begin(p.k);
 }
 
-// The lane's logits, of those of ROWS experts and TOKENS tokens that sum_over_lanes leaves in a warp: of one expert, and
-// of the tokens from token() on.
+// The lane's logit, of those of ROWS experts and TOKENS tokens that sum_of_lane leaves in a warp.
 template <int TOKENS, int ROWS>
-struct LaneLogits {
-    static constexpr int COUNT = ROWS * TOKENS > 32 ? ROWS * TOKENS / 32 : 1;
-    static constexpr int LANES = 32 * COUNT / (ROWS * TOKENS);  // that have the same ones
-    static_assert(TOKENS % COUNT == 0, "a lane has one expert");
+struct LaneLogit {
+    static constexpr int LANES = 32 / (ROWS * TOKENS);  // that have the same one
 
     static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
-    static __device__ __forceinline__ int token() { return lane() / LANES * COUNT % TOKENS; }
-    static __device__ __forceinline__ int row() { return lane() / LANES * COUNT / TOKENS; }
+    static __device__ __forceinline__ int token() { return lane() / LANES % TOKENS; }
+    static __device__ __forceinline__ int row() { return lane() / LANES / TOKENS; }
     static __device__ __forceinline__ bool is_first() { return lane() % LANES == 0; }
-    // Their bias, where the first of the experts is e.
+    // Its bias, where the first of the experts is e.
     static __device__ __forceinline__ float bias(const RouteArgs& p, int e) {
         return p.bias && e + row() < p.choice.n_expert ? __ldcg(p.bias + e + row()) : 0.0f;
     }
@@ -172,30 +166,27 @@ struct LaneLogits {
 template <int TOKENS, int ROWS>
 __device__ __forceinline__ void store_logits(const RouteArgs& p, RouterRows<ROWS>& rows, float bias, int e, int first,
                                              const float* n) {
-    using Logits = LaneLogits<TOKENS, ROWS>;
-    const int stride = gridDim.x * WARPS * ROWS, token = first + Logits::token();
-    float product[ROWS * TOKENS], sum[Logits::COUNT];
+    using Logit = LaneLogit<TOKENS, ROWS>;
+    const int stride = gridDim.x * WARPS * ROWS, token = first + Logit::token();
+    float sum[ROWS * TOKENS];
     for (int next = e; next < p.choice.n_expert; next += stride) {
-        if (next > e) find_rows(p, rows, next), bias = Logits::bias(p, next);
-        rows.template multiply<TOKENS>(n, p.k, product);
-        sum_over_lanes(product, sum);
-        const int expert = next + Logits::row();
-        if (!Logits::is_first() || expert >= p.choice.n_expert) continue;
-#pragma unroll
-        for (int i = 0; i < Logits::COUNT; ++i)
-            if (token + i < p.n_tokens)
-                p.choice.logits[static_cast<size_t>(token + i) * p.choice.n_expert + expert] = sum[i] + bias;
+        if (next > e) find_rows(p, rows, next), bias = Logit::bias(p, next);
+        rows.template multiply<TOKENS>(n, p.k, sum);
+        const float logit = sum_of_lane(sum) + bias;
+        const int expert = next + Logit::row();
+        if (Logit::is_first() && token < p.n_tokens && expert < p.choice.n_expert)
+            p.choice.logits[static_cast<size_t>(token) * p.choice.n_expert + expert] = logit;
     }
     if (!p.shared_gate || blockIdx.x > 0 || threadIdx.x / 32 != WARPS - 1) return;
     RouterRows<1> gate;
-    using Strength = LaneLogits<TOKENS, 1>;
-    float of_gate[TOKENS], strength[1];
+    float product[TOKENS];
     gate.row[0] = p.shared_gate;
     gate.begin(p.k);
-    gate.template multiply<TOKENS>(n, p.k, of_gate);
-    sum_over_lanes(of_gate, strength);
-    if (Strength::is_first() && first + Strength::token() < p.n_tokens)
-        p.strength[first + Strength::token()] = sigmoid(strength[0]);
+    gate.template multiply<TOKENS>(n, p.k, product);
+    const float strength = sum_of_lane(product);
+    using Product = LaneLogit<TOKENS, 1>;
+    if (Product::is_first() && first + Product::token() < p.n_tokens)
+        p.strength[first + Product::token()] = sigmoid(strength);
 }
 
 // Whether all logits of the CTA's tokens have been stored; only for the last of their CTAs.
@@ -274,12 +265,13 @@ __device__ __forceinline__ void prefetch_ahead(const RouteArgs& p) {
 // Dynamic shared memory: n[TOKENS][k].
 template <int TOKENS, int ROWS>
 __global__ void __launch_bounds__(THREADS, 1) route(const RouteArgs p) {
+    static_assert(TOKENS <= WARPS, "a warp chooses for one token");
     SHARED_DYNAMIC(float, n);
     const int warp = threadIdx.x / 32, first = blockIdx.y * TOKENS, e = (blockIdx.x * WARPS + warp) * ROWS;
     grid_dependency_launch();
     RouterRows<ROWS> rows;
     find_rows(p, rows, e);
-    const float bias = LaneLogits<TOKENS, ROWS>::bias(p, e);
+    const float bias = LaneLogit<TOKENS, ROWS>::bias(p, e);
     RmsNorm norm;
     norm.load_weight(p.norm, p.k);
     if (WEIGHTS_AHEAD) prefetch_ahead(p);
@@ -288,14 +280,13 @@ __global__ void __launch_bounds__(THREADS, 1) route(const RouteArgs p) {
     __syncthreads();
     store_logits<TOKENS>(p, rows, bias, e, first, n);
     if (p.ids == nullptr || !arrives_last(p.arrived + blockIdx.y)) return;
-    const int end = min(first + TOKENS, p.n_tokens);
-    for (int token = first + warp; token < end; token += WARPS) {
-        ExpertChoice<EXPERTS_PER_LANE> choice(p.choice, token);
-        choice.choose(p.choice.n_used);
-        float weight = choice.weight();
-        if (BESIDE) weight *= __ldg(p.expert_scale + choice.id);
-        if (choice.lane >= p.choice.n_used) continue;
-        p.ids[token * p.choice.n_used + choice.lane] = choice.id;
-        p.weights[token * p.choice.n_used + choice.lane] = weight;
-    }
+    const int token = first + warp;
+    if (warp >= TOKENS || token >= p.n_tokens) return;
+    ExpertChoice<EXPERTS_PER_LANE> choice(p.choice, token);
+    choice.choose(p.choice.n_used);
+    float weight = choice.weight();
+    if (BESIDE) weight *= __ldg(p.expert_scale + choice.id);
+    if (choice.lane >= p.choice.n_used) return;
+    p.ids[token * p.choice.n_used + choice.lane] = choice.id;
+    p.weights[token * p.choice.n_used + choice.lane] = weight;
 }

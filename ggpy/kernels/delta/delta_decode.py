@@ -22,7 +22,7 @@ from .delta import (
 MOST_THREADS = 1024
 RESERVED = 1024  # bytes of shared memory of a resident CTA beside those it asks for
 MANY = 2  # CTAs of one token for each resident CTA, above which CTAs stay for several tokens
-MANY_THREADS = 1024  # at most, of a CTA that stays
+MANY_THREADS = 512  # at most, of a CTA that stays
 MOST_STAGES = 3  # tokens of a CTA on their way into shared memory
 ASSERTS = struct_asserts(DeltaArgs)
 

@@ -12,7 +12,7 @@ from ..struct_asserts import struct_asserts
 
 WARPS = 8
 # (tokens of a CTA, experts of a warp at a time): large tiles read x and the router less often
-SHAPES = ((16, 8), (8, 4), (8, 2), (4, 2), (4, 1), (2, 1), (1, 1))
+SHAPES = ((8, 4), (8, 2), (4, 2), (4, 1), (2, 1), (1, 1))
 MAX_USED, MAX_GROUPS, MAX_EXPERTS = 32, 32, 1024
 MAX_LATE_EXPERTS = 256  # of which each warp chooses for itself
 SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sigmoid_chosen": 2}
