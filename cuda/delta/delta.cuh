@@ -59,8 +59,12 @@ struct DeltaArgs {
     // (log decay, sigmoid(beta)) of a token and value head.
     __device__ __forceinline__ float2 decay_of(int token, int head) const {
         const size_t at = static_cast<size_t>(token) * n_v_head + head;
-        const float x = __fadd_rn(__ldcg(alpha + at), __ldg(dt + head)), step = x > 20.0f ? x : log1pf(expf(x));
-        return make_float2(__fmul_rn(__ldg(a + head), step), sigmoid(__ldcg(beta + at)));
+        return decay_of_inputs(head, __ldcg(alpha + at), __ldcg(beta + at));
+    }
+    // The same, from the token's elements of alpha and beta.
+    __device__ __forceinline__ float2 decay_of_inputs(int head, float of_alpha, float of_beta) const {
+        const float x = __fadd_rn(of_alpha, __ldg(dt + head)), step = x > 20.0f ? x : log1pf(expf(x));
+        return make_float2(__fmul_rn(__ldg(a + head), step), sigmoid(of_beta));
     }
     // Input j (0 ... TAPS - 2) of a state's convolution.
     template <int TAPS>

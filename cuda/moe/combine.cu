@@ -53,50 +53,74 @@ extern "C" __global__ void expert_glu(const float* gate, const float* up, const 
 struct CombineArgs {
     float* x;               // [n_tokens, columns]
     const float* y;         // [n_tokens * n_used, columns]
-    const float* bias;      // [n_expert, columns], or null
-    const int* ids;         // [n_tokens * n_used]
+    const float* bias;      // BIASES: [n_expert, columns]
+    const int* ids;         // BIASES: [n_tokens * n_used]
     const float* weights;   // [n_tokens * n_used]
     const int* row_of;      // [n_tokens * n_used], or null: a pair's row is its number
     const float* shared;    // [n_tokens, columns], or null
     const float* strength;  // [n_tokens], of the shared part, or null
-    int columns, n_used;
+    int n_tokens, columns, n_used;
 };
 
 constexpr int AT_ONCE = 8;  // outputs in flight: experts of a token, of most models all of them
+// ggpy/kernels/moe/combine.py has the same numbers.
+constexpr int COMBINE_THREADS = 64;
+template <bool BIASES>
+constexpr int RESIDENT_CTAS = BIASES ? 6 : 16;  // of an SM
 
-// Grid (columns / (COLUMNS * blockDim), tokens).
-extern "C" __global__ void combine(const CombineArgs p) {
+// What a lane keeps of a token: its pair `lane`, of which n_used exist.
+template <bool BIASES>
+struct LanePair {
+    int row = 0, expert = 0;
+    float weight = 0.0f;
+
+    __device__ __forceinline__ void load(const CombineArgs& p, int token) {
+        const int lane = threadIdx.x % 32, pair = token * p.n_used + lane;
+        if (token >= p.n_tokens || lane >= p.n_used) return;
+        row = p.row_of ? __ldcg(p.row_of + pair) : pair;
+        weight = WEIGHS_INPUT ? 1.0f : __ldcg(p.weights + pair);
+        if (BIASES) expert = __ldcg(p.ids + pair);
+    }
+};
+
+// Grid (columns / (COLUMNS * blockDim), rows): a CTA takes every gridDim.y-th token, and asks for the pairs of the next one
+// while it adds up the outputs of this one. n_used is at most 32.
+template <bool BIASES>
+__global__ void __launch_bounds__(COMBINE_THREADS, RESIDENT_CTAS<BIASES>) combine(const CombineArgs p) {
     grid_dependency_launch();
+    const int own = (blockIdx.x * blockDim.x + threadIdx.x) * COLUMNS, column = min(own, p.columns - COLUMNS);
+    LanePair<BIASES> next;
     grid_dependency_wait();
-    const int column = (blockIdx.x * blockDim.x + threadIdx.x) * COLUMNS, token = blockIdx.y;
-    if (column >= p.columns) return;
-    float4 total = {};
-    const float4 old = columns_of(p.x, token, p.columns, column);
-    for (int first = 0; first < p.n_used; first += AT_ONCE) {
-        int row[AT_ONCE];
-        float4 y[AT_ONCE], bias[AT_ONCE] = {};
-        float weight[AT_ONCE];
-        const int count = min(AT_ONCE, p.n_used - first), pair = token * p.n_used + first;
+    next.load(p, blockIdx.y);
+    for (int token = blockIdx.y; token < p.n_tokens; token += gridDim.y) {
+        const LanePair<BIASES> pairs = next;
+        next.load(p, token + gridDim.y);
+        float4 total = {};
+        const float4 old = columns_of(p.x, token, p.columns, column);
+        for (int first = 0; first < p.n_used; first += AT_ONCE) {
+            float4 y[AT_ONCE], bias[AT_ONCE];
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; ++j)
-            if (j < count) row[j] = p.row_of ? __ldcg(p.row_of + pair + j) : pair + j;
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; ++j)
-            if (j < count) {
-                y[j] = columns_of(p.y, row[j], p.columns, column);
-                weight[j] = WEIGHS_INPUT ? 1.0f : __ldcg(p.weights + pair + j);
+            for (int j = 0; j < AT_ONCE; ++j) {
+                const int row = __shfl_sync(0xffffffffu, pairs.row, first + j);
+                if (first + j < p.n_used) y[j] = columns_of(p.y, row, p.columns, column);
             }
+            if (BIASES)
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; ++j)
-            if (p.bias && j < count) bias[j] = columns_of(p.bias, __ldcg(p.ids + pair + j), p.columns, column);
+                for (int j = 0; j < AT_ONCE; ++j) {
+                    const int expert = __shfl_sync(0xffffffffu, pairs.expert, first + j);
+                    if (first + j < p.n_used) bias[j] = columns_of(p.bias, expert, p.columns, column);
+                }
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; ++j)
-            if (j < count) total = scaled_sum(weight[j], sum_of(y[j], bias[j]), total);
+            for (int j = 0; j < AT_ONCE; ++j) {
+                const float weight = __shfl_sync(0xffffffffu, pairs.weight, first + j);
+                if (first + j < p.n_used) total = scaled_sum(weight, BIASES ? sum_of(y[j], bias[j]) : y[j], total);
+            }
+        }
+        if (p.shared) {
+            const float strength = p.strength ? __ldcg(p.strength + token) : 1.0f;
+            total = scaled_sum(strength, columns_of(p.shared, token, p.columns, column), total);
+        }
+        if (own < p.columns)
+            *reinterpret_cast<float4*>(p.x + static_cast<size_t>(token) * p.columns + column) = sum_of(old, total);
     }
-    if (p.shared) {
-        const float strength = p.strength ? __ldcg(p.strength + token) : 1.0f;
-        total = scaled_sum(strength, columns_of(p.shared, token, p.columns, column), total);
-    }
-    float4* x = reinterpret_cast<float4*>(p.x + static_cast<size_t>(token) * p.columns + column);
-    *x = sum_of(old, total);
 }

@@ -31,8 +31,8 @@ SHARED_FROM_TOKENS = 2  # tokens from which on K and V pass through shared memor
 IN_REGISTERS = 128  # elements of a head up to which a single token keeps K and V in registers
 DECODE_WARPS = {8: 1.0, 4: inf, 2: inf}  # warps of a CTA: maximum tiles per SM
 WARPS_AT_ONCE = 16  # warps per SM that run at the same time in a large decode batch
-LEAST_SPLITS = 4  # that are launched for few tokens, of which contexts may have fewer
-CTAS_AT_ONCE = 2  # CTAs of decode_attention on an SM
+# Splits that are launched at least, though contexts have fewer: CTAs of an SM that they may fill.
+LEAST_SPLITS = {8: 0.5, 4: 2.0, 2: 2.0}  # 8 are enough for contexts of 1024 positions
 FEW_TILES_PER_SM = 0.25  # up to here, n_split depends on the position alone
 
 
@@ -295,9 +295,8 @@ class PagedAttention:
         """
         if n_split == MAX_SPLIT:
             return n_split
-        least, ctas = LEAST_SPLITS, n_tokens * self.decode_tiles
-        while least > 1 and ctas * least > CTAS_AT_ONCE * self.device.sm_count:
-            least //= 2
+        tiles, sms = n_tokens * self.decode_tiles, self.device.sm_count
+        least = next((n for n, ctas in LEAST_SPLITS.items() if tiles * n <= ctas * sms), 1)
         return min(max(least, 1 << (n_split - 1).bit_length()), MAX_SPLIT - 1)
 
     def strips(self, n_tokens: int, n_split: int = 1) -> Strips:

@@ -1,4 +1,4 @@
-"""Launches cuda/moe/combine.cu: what stands between and behind the products of experts."""
+"""Launches cuda/moe/combine.cu: what stands between and after the products of experts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from ..struct_asserts import struct_asserts
 
 THREADS = 64  # of a CTA: with a token alone, more SMs take part
 COLUMNS = 4  # of a thread
+RESIDENT_CTAS = {False: 16, True: 6}  # of `combine` on an SM, without and with biases
+MAX_USED = 32  # experts of a token: a lane keeps one
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_oai": 2}
 
 
@@ -20,7 +22,7 @@ class CombineArgs(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("x", "y", "bias", "ids", "weights", "row_of")),
         *((name, ctypes.c_uint64) for name in ("shared", "strength")),
-        *((name, ctypes.c_int) for name in ("columns", "n_used")),
+        *((name, ctypes.c_int) for name in ("n_tokens", "columns", "n_used")),
     )
 
 
@@ -47,9 +49,11 @@ class Combine:
     """The elementwise kernels of experts; weighs_input: whose weights multiply what they take."""
 
     def __init__(self, device: Device, weighs_input: bool = False) -> None:
-        names, defines = ["expert_glu", "combine"], {"WEIGHS_INPUT": 1} if weighs_input else {}
+        self.device = device
+        names = ["expert_glu", "combine<false>", "combine<true>"]
+        defines = {"WEIGHS_INPUT": 1} if weighs_input else {}
         found = device.kernels("moe/combine.cu", names, defines=defines, extra_source=ASSERTS)
-        self._glu, self._combine = found
+        self._glu, self._combine, self._combine_with_biases = found
 
     def glu(
         self,
@@ -74,10 +78,17 @@ class Combine:
     def launch(
         self, x: Address, o: ExpertOutputs, n_tokens: int, n_used: int, columns: int
     ) -> None:
-        """Enqueue x += the outputs of the experts of each token; x is f32 [n_tokens, columns]."""
+        """Enqueue x += the outputs of the experts of each token; x is f32 [n_tokens, columns].
+        ValueError for more than MAX_USED experts of a token.
+        """
+        if n_used > MAX_USED:
+            raise ValueError(f"{n_used} experts of a token, {MAX_USED} are the most")
         memory = x, o.y, o.bias, o.ids, o.weights, o.row_of, o.shared, o.strength
-        args = CombineArgs(*map(address, memory), columns, n_used)
-        self._combine.launch(_grid(columns, n_tokens), THREADS, (args,), pdl=True)
+        args = CombineArgs(*map(address, memory), n_tokens, columns, n_used)
+        kernel = self._combine if o.bias is None else self._combine_with_biases
+        ctas, rows = _grid(columns, n_tokens)
+        resident = RESIDENT_CTAS[o.bias is not None] * self.device.sm_count
+        kernel.launch((ctas, min(rows, max(1, resident // ctas))), THREADS, (args,), pdl=True)
 
 
 def _grid(columns: int, rows: int) -> tuple[int, int]:

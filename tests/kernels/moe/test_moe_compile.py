@@ -44,10 +44,13 @@ def test_they_compile(arch: str) -> None:
     routes |= compile_cubin("moe/route.cu", arch, expressions=names[-1:],
                             defines=NORM | {"SIGMOID_OF_CHOSEN": 1}).resources  # fmt: skip
     small = compile_cubin("moe/sort.cu", arch).resources
-    small |= compile_cubin("moe/combine.cu", arch, extra_source=combine.ASSERTS).resources
-    small |= compile_cubin("moe/combine.cu", arch, defines={"WEIGHS_INPUT": 1}).resources
+    names = ["combine<false>", "combine<true>"]
+    sums = [compile_cubin("moe/combine.cu", arch, expressions=names, defines={"WEIGHS_INPUT": n},
+                          extra_source=combine.ASSERTS).resources
+            for n in (0, 1)]  # fmt: skip
     limits = [(found, 128) for found in (*gemvs, *rows)]
     limits += [*((gemm, 255) for gemm in gemms), (routes, 255), (small, 128)]
+    limits += [(found, 65536 // (combine.THREADS * combine.RESIDENT_CTAS[True])) for found in sums]
     for found, registers in limits:
         for name, r in found.items():
             few_bytes = 16 if found in rows else 0  # of what is not used in the loop over chunks

@@ -146,7 +146,7 @@ def test_router_has_the_same_bits_with_all_tiles(machine, monkeypatch, columns):
     registers.
     """
     f = replace(ROUTERS["many"], X=43, D=columns, shared=True)
-    x = random_x(f, 11)
+    x = random_x(f, 19)
     results, room = [], machine.shared_bytes - route.STATIC_SHARED
     for tile in [t for t in route.SHAPES if route.shared_bytes(t[0], columns) <= room]:
         monkeypatch.setattr(route, "SHAPES", (tile,))

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from ....kernels.attention.paged_attention import POSITIONS_PER_SPLIT, plan_tiles
 from .padding import power_of_two
 
-SPLITS_FOR_FEW = 8  # launched at least for few tokens: enough for contexts of 1024 positions
 MOST_FOR_MANY = 8  # of more tokens: those that could run at once are launched, up to this many
 
 Ints = NDArray[np.int32]
@@ -29,11 +28,7 @@ def plan_decode_tiles(
     sizes = {"resident_splits": resident, "max_split_tokens": max_split_tokens}
     tiles = plan_tiles(positions, sequences, kernels.heads, **sizes)
     least = attention.launched_splits(n, 1)
-    if resident is None:
-        # some SMs stay idle, even if two CTAs share a KV head
-        if 2 * SPLITS_FOR_FEW * n * attention.decode_tiles <= attention.device.sm_count:
-            least = max(least, SPLITS_FOR_FEW)
-    else:
+    if resident is not None:
         even = max(1, resident // n)  # splits of contexts of one length: these run at once
         least = max(least, min(power_of_two(even + 1) // 2, MOST_FOR_MANY))
         _cut_to(tiles, positions // POSITIONS_PER_SPLIT, resident, least)
