@@ -1,10 +1,9 @@
 """Sequences in flight -> ragged batches -> tokens.
 
 Each step evaluates one token of every sequence that decodes and, in the rest of the batch, chunks
-of prompts. An error of one sequence ends that sequence alone. With an asynchronous backend, the
-engine submits the next step before it reads the tokens of the last. Any thread may add and remove
-sequences; one thread at a time may step. Nothing here knows how a step is computed, where prompts
-come from, or who reads the text.
+of prompts. An error of a sequence ends that sequence alone. With an asynchronous backend, a step is
+submitted before the last one's tokens are read. Sequences come from any thread; one at a time may
+step. Nothing here knows how steps are computed, where prompts come from, or who reads the text.
 """
 
 from __future__ import annotations
@@ -56,15 +55,12 @@ class Engine:
     | n_batch | most tokens of one step |
     | run_ahead | submit a step before the last one's tokens are read; None: if it pays |
     | n_rewind | positions beyond n_batch that a sequence with windows can be cut back by |
-    | n_positions | size of the KV cache that all sequences share; None: n_ctx for each |
+    | n_positions | of the KV cache that all sequences share, n_ctx or more; None: n_ctx for each |
     | prefill_tokens | chunked prefill: see Scheduler; None: n_batch |
     | prefix_cache | keep pages of ended sequences for prompts with the same beginning |
 
-    A sequence that is cut back further is evaluated again. n_positions is at least n_ctx, else
-    ValueError; when they run out, the youngest sequence waits and is evaluated again later.
-
-    Any thread may call `add`, `cancel` and `release`: while another thread is in `step`, they take
-    effect before its next step.
+    When pages run out, the youngest sequence waits and is evaluated again. Any thread may call
+    `add`, `cancel` and `release`; they take effect before the next step.
     """
 
     def __init__(
@@ -137,19 +133,14 @@ class Engine:
     ) -> Sequence:
         """Returns a checked sequence that continues ids, for `begin`. It holds no resources yet.
 
-        | option | meaning |
-        |---|---|
-        | max_tokens | None: until the model ends its text or the context is full |
-        | context_shift | in a full context, drop the older half of what follows n_keep tokens |
-        | keep | the pages outlive the end of the sequence |
-        | cache | share pages with sequences of the same salt and the same beginning |
-        | client | the client with the fewest running sequences gets the next turn |
-        | special | the text contains control tokens, except those that end it |
-        | grammar | a mask of the tokens that may come next |
+        max_tokens: None means until the model or the context ends. context_shift: in a full
+        context, drop the older half of the tokens after the first n_keep. keep: the pages outlive
+        the sequence. cache: share pages with sequences of the same salt and the same beginning.
+        client: the client with the fewest running sequences has the next turn. special: the text
+        shows control tokens, except those that end it. grammar: a mask of the next token.
 
-        Raises ContextOverflow if the ids do not fit; ValueError for wrong options, and for a
-        context shift if layers have recurrent states, which cannot be dropped in part; RuntimeError
-        after `close`.
+        ContextOverflow if the ids do not fit; ValueError, also for a context shift if layers have
+        recurrent states, which cannot be dropped in part; RuntimeError after `close`.
         """
         self._check_open()
         if not self.decoder.causal:
@@ -241,9 +232,7 @@ class Engine:
         self._scheduler.fail_all(error)
 
     def pieces(self, sequence: Sequence) -> Iterator[Piece]:
-        """Yields the pieces of one sequence until it ends, or raises its error. Other sequences
-        advance, too.
-        """
+        """Yields the pieces of one sequence, and raises its error; other sequences advance, too."""
         return sequence.follow(self.step)
 
     @property
@@ -294,9 +283,7 @@ class Engine:
         return changed
 
     def logits(self, ids: Seq[int]) -> NDArray[np.float32]:
-        """The logits l[T, V] of every token of a text, evaluated between two steps and apart from
-        all sequences.
-        """
+        """Logits l[T, V] of every token of a text, computed between two steps, in its own pages."""
         self._check_open()
         prompt = checked_prompt(ids, self.n_ctx, self.decoder.sizes.n_vocab)
         return self.apart(
@@ -306,9 +293,7 @@ class Engine:
         )
 
     def apart(self, work: Callable[[Callable[[int], SequencePages]], Result]) -> Result:
-        """Calls work(Scheduler.make_room) between two steps and returns its result. RuntimeError
-        after `close`.
-        """
+        """Returns work(Scheduler.make_room), called between two steps. RuntimeError if closed."""
         self._check_open()
         return self._mailbox.call(partial(work, self._scheduler.make_room), self._collect_all)
 
@@ -334,9 +319,7 @@ class Engine:
         return flight
 
     def _sample(self, flight: Flight) -> None:
-        """Draw the tokens of a step, all or none, unless they are drawn already. Draws may come
-        late because a mask may depend on the tokens of the step before.
-        """
+        """Draw the tokens of a step, all or none, if they are not drawn yet: masks may delay it."""
         if flight.ids is not None or not flight.owners:
             return
         try:
@@ -348,9 +331,8 @@ class Engine:
             raise
 
     def _may_run_ahead(self, flight: Flight) -> bool:
-        """Whether the next step can be submitted before this step's tokens are read: it may depend
-        on their ids only, none may be accepted yet, and nobody may want their logits. Masks do not
-        matter, because only draws depend on them; see _sample.
+        """Whether the next step can be submitted before this step's tokens are read: none is
+        accepted yet, nobody wants their logits, and their ids suffice. Masks delay draws only.
         """
         if not self.run_ahead or flight.n_collected:
             return False
@@ -373,8 +355,7 @@ class Engine:
     def _collect(self, flight: Flight) -> list[Sequence]:
         """Accept each token of a step once; tokens of sequences that ended meanwhile are dropped.
 
-        An error with one token ends its sequence. If this is interrupted, the next call goes on
-        where it stopped.
+        An error ends its sequence alone. After an interrupt, the next call takes the other tokens.
         """
         self._sample(flight)
         ids = self.ops.read(flight.ids).tolist()
