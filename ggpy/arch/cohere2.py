@@ -1,5 +1,5 @@
-"""cohere2: Command R7B and A: command-r with a window in three of four layers, and in the others no
-rope.
+"""cohere2: Command R7B and A: command-r with a window in three of four layers, and no rope in the
+others.
 """
 
 from __future__ import annotations

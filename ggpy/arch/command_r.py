@@ -1,7 +1,7 @@
-"""command-r: Command R, Command R+ and Aya: layer norms, one for both attention and feed-forward,
-which are in parallel. Command R+ has layer norms of the heads of q and k besides.
+"""command-r: Command R, Command R+ and Aya: attention and feed-forward in parallel, after one layer
+norm. Command R+ also has layer norms on each head of q and k.
 
-Rope's pairs are neighbours in its checkpoints too, so that converters permute nothing.
+Rope's pairs are neighbours in its checkpoints, too, so converters do not permute rows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """dots1: dots.llm1: qwen3 with experts after a few dense layers, chosen by sigmoids with a bias of
-the choice, and shared ones.
+the choice, and shared experts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""exaone4: norms behind the halves of a layer instead of before them, and on each head of q and k.
+"""exaone4: norms after attention and feed-forward instead of before them; norms on each head of q
+and k.
 
-The larger models have a window in three of four layers, and in the others no rope.
+The larger models have a window in three of four layers, and no rope in the others.
 """
 
 from __future__ import annotations

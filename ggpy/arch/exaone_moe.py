@@ -1,8 +1,8 @@
 """exaone-moe: K-EXAONE: exaone4's attention, with a window in three of four layers and no rope in
-the others, after norms before the halves of a layer; experts after a few dense layers, chosen by
-sigmoids with a bias of the choice, and shared ones.
+the others, but with norms before attention and feed-forward; experts after a few dense layers,
+chosen by sigmoids with a bias of the choice, and shared experts.
 
-Blocks that predict further tokens stand after the layers of some files; they are not used.
+Some files have blocks for multi-token prediction after the layers; they are not used.
 """
 
 from __future__ import annotations

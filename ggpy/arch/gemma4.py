@@ -1,9 +1,9 @@
-"""gemma4: layers of two kinds, with a window or without one, whose heads differ in size; q, k and v
-have a norm, and what a layer returns has a scale.
+"""gemma4: layers with a window and layers without one, whose heads differ in size; norms on q, k
+and v; a scale of each layer's output.
 
-The smallest models (E2B, E4B) have an input of each layer from a table, and their last layers read
-the keys and values of earlier ones. The larger ones make keys and values of one matrix where a
-layer sees everything. 26B-A4B has experts beside the feed-forward of each layer.
+In the smallest models (E2B, E4B), each layer has an input of its own from a table, and the last
+layers read the keys and values of earlier layers. In the larger models, layers without a window
+make keys and values from one matrix. 26B-A4B has experts beside the feed-forward of each layer.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _owner(c: Context, layer: int) -> int:
 
 
 def _scale(c: Context, layer: int) -> float:
-    """What x behind a layer is multiplied by; 1 where the file does not say."""
+    """The scale of x after a layer; 1 if the file does not say."""
     name = f"blk.{layer}.layer_output_scale.weight"
     if name not in c.tensors:
         return 1.0

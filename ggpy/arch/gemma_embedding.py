@@ -1,7 +1,7 @@
-"""gemma-embedding: gemma3 in which a token sees later ones too; its windows reach to both sides.
+"""gemma-embedding: gemma3 in which a token also sees later tokens; its windows reach to both sides.
 
-It makes embeddings: the mean of the hidden states, multiplied with two matrices. Nothing continues
-a text.
+It makes embeddings: the mean of the hidden states, multiplied with two matrices. It does not
+generate text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""glm4moe: GLM-4.5 to 4.7: experts behind a few dense layers, chosen by sigmoids with a bias of the
-choice, and a shared one.
+"""glm4moe: GLM-4.5 to 4.7: experts after a few dense layers, chosen by sigmoids with a bias of the
+choice, and a shared expert.
 
-Half of each head is rotated. Blocks that predict further tokens stand behind the layers of some
-files; they are not used.
+Half of each head is rotated. Some files have blocks for multi-token prediction after the layers;
+they are not used.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""hunyuan-dense: qwen3 with the norms of q and k behind rope, whose base is stretched by a fixed
-factor.
+"""hunyuan-dense: qwen3 with the norms of q and k after rope; the base of rope is stretched by a
+fixed factor.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""hunyuan-moe: Hunyuan-A13B: hunyuan-dense with experts, and a feed-forward that every token takes
-beside them.
-"""
+"""hunyuan-moe: Hunyuan-A13B: hunyuan-dense with experts and a shared expert."""
 
 from __future__ import annotations
 

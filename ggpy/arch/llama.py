@@ -1,7 +1,7 @@
-"""llama: Llama 1 to 3, Mistral, Mixtral, TinyLlama, SmolLM2 and whatever else is converted under
-this name.
+"""llama: Llama 1 to 3, Mistral, Mixtral, TinyLlama, SmolLM2 and other models that are converted
+under this name.
 
-Converters permute the rows of q and k so that rope's pairs are neighbours: style "norm".
+Converters permute the rows of q and k, so rope's pairs are neighbours: style "norm".
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""llama4: Llama 4 Scout and Maverick, texts only: experts in every layer or every second one, whose
-weight multiplies what they take, and a shared one.
+"""llama4: Llama 4 Scout and Maverick, texts only: experts in every layer or in every second layer,
+and a shared expert. The router's weight multiplies the input of an expert.
 
-Three of four layers see the chunk of 8192 positions that a token is in; the fourth sees everything,
-has no rope, and queries that grow with their position. A file says none of these numbers.
+In three of four layers a token sees its own chunk of 8192 positions. In the fourth layer it sees
+everything; that layer has no rope, and its queries grow with the position. Files contain none of
+these numbers.
 """
 
 from __future__ import annotations

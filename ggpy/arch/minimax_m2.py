@@ -1,7 +1,7 @@
-"""minimax-m2: MiniMax-M2: experts in every layer, chosen by sigmoids with a bias of the choice, and
+"""minimax-m2: MiniMax-M2: experts in every layer, chosen by sigmoids with a bias of the choice;
 norms of q and k over all heads together.
 
-The first part of each head is rotated.
+Only the first elements of each head are rotated.
 """
 
 from __future__ import annotations

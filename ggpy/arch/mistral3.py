@@ -1,5 +1,5 @@
-"""mistral3: Ministral 3, Devstral 2 and Mistral Small 3: llama with YaRN of another magnitude, and
-queries that grow with their position.
+"""mistral3: Ministral 3, Devstral 2 and Mistral Small 3: llama with another magnitude of YaRN, and
+with queries that grow with their position.
 """
 
 from __future__ import annotations

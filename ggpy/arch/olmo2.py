@@ -1,4 +1,4 @@
-"""olmo2: OLMo 2 and 3: norms behind the halves of a layer instead of before them, and norms of q
+"""olmo2: OLMo 2 and 3: norms after attention and feed-forward instead of before them; norms of q
 and k over all heads together.
 
 OLMo 3 has a window in three of four layers, whose rope is never scaled.
@@ -26,8 +26,8 @@ from .rope import build_rope, read_rope
 
 PERIOD = 4  # every fourth layer sees everything
 THETA_3 = 5e5
-NORMS = ("attn_norm.weight", "ffn_norm.weight")  # that others have before the halves
-BEHIND = {  # names in checkpoints
+NORMS = ("attn_norm.weight", "ffn_norm.weight")  # of others, before attention and feed-forward
+BEHIND = {  # the norms after attention and feed-forward: names in files -> in checkpoints
     "post_attention_norm.weight": "post_attention_layernorm.weight",
     "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
 }

@@ -1,6 +1,6 @@
 """phi3: Phi-3 to Phi-4: llama with q, k, v in one tensor, gate and up in another, and LongRoPE.
 
-Only a part of each head is rotated in some of them (`rope.dimension_count`), with halves as pairs.
+Some rotate only a part of each head (`rope.dimension_count`); rope's style is "neox".
 """
 
 from __future__ import annotations

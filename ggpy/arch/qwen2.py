@@ -1,4 +1,4 @@
-"""qwen2: llama with biases on q, k and v, and rope's halves as pairs."""
+"""qwen2: llama with biases on q, k and v, and rope of style "neox"."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""qwen2vl: the text model of Qwen2-VL and Qwen2.5-VL: qwen2, whose rope has sections for the axes
-of images. In a text all axes have the same position, so that sections change nothing.
+"""qwen2vl: the text model of Qwen2-VL and Qwen2.5-VL: qwen2 with sections of rope for the axes of
+images. In a text all axes have the same position, so sections change nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """qwen35: Qwen3.5 and 3.6: gated delta nets in three of four layers, gated attention in the fourth.
 
-Blocks that predict further tokens stand behind the layers of some files; they are not used.
+Some files have blocks for multi-token prediction after the layers; they are not used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""qwen35moe: qwen35 with experts, and one more that every token takes, through a gate."""
+"""qwen35moe: qwen35 with experts and a shared expert with a gate."""
 
 from __future__ import annotations
 

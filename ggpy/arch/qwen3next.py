@@ -1,5 +1,5 @@
-"""qwen3next: Qwen3-Next and Qwen3-Coder-Next: the ancestor of qwen35moe, whose value heads stand
-beside their key head, and whose gates of a key head are in one tensor.
+"""qwen3next: Qwen3-Next and Qwen3-Coder-Next: the ancestor of qwen35moe. The value heads of a key
+head are neighbours, and the gates of a key head are in one tensor.
 """
 
 from __future__ import annotations

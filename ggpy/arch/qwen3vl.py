@@ -1,7 +1,7 @@
 """qwen3vl: the text model of Qwen3-VL: qwen3, whose rope has sections for the axes of images.
 
-In a text all axes have the same position, so that sections change nothing; what images add to the
-first layers is nothing either.
+In a text all axes have the same position, so sections change nothing. The features that images add
+to the first layers are not used.
 """
 
 from __future__ import annotations
