@@ -38,7 +38,7 @@ class DeltaSettings:
     residual_scale: float = 1.0
 
     def state(self, sizes: LayerSizes, types: CacheTypes) -> Recurrent:
-        """The state that the layer keeps of a sequence; the types of keys and values do not matter."""
+        """The state that the layer keeps of a sequence; types of keys and values do not matter."""
         assert sizes.recurrent is not None
         return sizes.recurrent
 
