@@ -30,13 +30,13 @@ CHECKPOINT = {
 
 
 def read(c: Context) -> ModelSettings:
-    """One shared expert at most: files differ in whether the width is that of all."""
+    """At most one shared expert is supported: with more, files disagree what their width means."""
     c.config.only(moe.SHARED_COUNT, 0, 1)
     return read_layers(c)
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """UnsupportedModel for what the published models do not have."""
+    """The settings of a file; UnsupportedModel for what no published model has."""
     s.only("hidden_act", "silu", "swish")
     s.only("score_function", "sigmoid")
     s.only("scoring_func", "sigmoid")

@@ -13,7 +13,7 @@ from .qwen2 import layers_with_windows
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """What the bias of the choice is for is called the score in the published settings."""
+    """The settings of a file. Published ones call the method of the choice the scoring function."""
     s.only("hidden_act", "silu", "swish")
     s.only("moe_layer_freq", 1)
     for key in ("scoring_func", "topk_method"):

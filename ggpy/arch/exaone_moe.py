@@ -22,7 +22,7 @@ N_DENSE = ("first_k_dense_replace", "first_last_k_dense_replace")  # the second 
 
 
 def read(c: Context) -> ModelSettings:
-    """Rope and a window stand in the same layers."""
+    """The layers with a window are those with rope."""
     window = c.config.integer("attention.sliding_window", high=MAX_CONTEXT)
     pattern = c.config.windowed_layers(c.sizes.n_layer, PERIOD)
     windowed = replace(llama.attention(c, "neox"), window=window)

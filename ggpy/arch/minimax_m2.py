@@ -33,7 +33,7 @@ def read(c: Context) -> ModelSettings:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """How much of a head is rotated is said in elements or as a share."""
+    """The settings of a file. The rotated part of a head is given in elements or as a share."""
     s.only("hidden_act", "silu", "swish")
     s.only("scoring_func", "sigmoid")
     s.only("shared_intermediate_size", 0)

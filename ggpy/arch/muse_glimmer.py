@@ -77,7 +77,7 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
 
 
 def norms(s: hf.CheckpointSettings) -> dict[str, np.ndarray]:
-    """The norms of heads, which checkpoints have no weights of."""
+    """The weights of the norms of heads, which checkpoints do not have."""
     ones = np.ones(hf.head_size(s), np.float32)
     factors = {"attn_q_norm": s.real("qk_scale_factor"), "attn_k_norm": 1.0}
     layers = range(s.integer("num_hidden_layers"))

@@ -34,7 +34,7 @@ BEHIND = {  # the norms after attention and feed-forward: names in files -> in c
 
 
 def read(c: Context) -> ModelSettings:
-    """A file without a window has none, and one rope."""
+    """If the file has no window, no layer has one, and all layers have the same rope."""
     whole = replace(llama.attention(c, "neox"), norm_whole=True)
     window = c.config.integer("attention.sliding_window", 0, low=0, high=MAX_CONTEXT)
     rope = read_rope(c.config, c.sizes, "neox")
@@ -46,7 +46,7 @@ def read(c: Context) -> ModelSettings:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Olmo3 has windows, and in their layers rope that is not scaled."""
+    """The settings of a file. Olmo3 has windows; rope is not scaled in layers with a window."""
     s.only("hidden_act", "silu", "swish")
     s.only("clip_qkv", 0)
     if s.raw("architectures") != ["Olmo3ForCausalLM"]:

@@ -21,7 +21,7 @@ PARTS = ("attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight")
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """A window of 0 is none; the factors of LongRoPE are tensors."""
+    """A window of 0 means none; the factors of LongRoPE are tensors."""
     s.only("hidden_act", "silu", "swish")
     s.only("full_attn_mod", 1)  # Phi-4-mini has layers of one kind
     s.only("interpolate_factor", 1)

@@ -17,7 +17,7 @@ def read(c: Context) -> ModelSettings:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """As qwen35's, and the experts."""
+    """The settings of qwen35, and those of experts."""
     sizes = {**hf.sizes(s, is_dense=s.has("intermediate_size")), **hybrid.experts(s)}
     return {**sizes, **hybrid.settings(s), **hybrid.sections(s)}
 

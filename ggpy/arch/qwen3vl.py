@@ -18,14 +18,14 @@ OTHERS = ("model.visual.", "visual.")
 
 
 def read(c: Context) -> ModelSettings:
-    """Positions along the axes are read, and not used."""
+    """Reads the sections of rope, but does not use them."""
     c.config.raw(SECTIONS)
     c.config.raw(DEEP)
     return read_text(c)
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """mrope_section is how many pairs each axis has; files have four of them."""
+    """mrope_section has the number of pairs of each axis; files have four numbers."""
     s.only("hidden_act", "silu", "swish")
     sections = [int(x) for x in hf.rope_part(s, THETA).numbers("mrope_section")] or [24, 20, 20]
     images = s.part("vision_config")
