@@ -68,7 +68,7 @@ class CheckpointSettings(Config):
         return CheckpointSettings({**(more or {}), **given}, self.path, f"{key}.", self.ignored)
 
     def refuse_unread(self) -> None:
-        """Raise UnsupportedModel for settings that nobody read, unless they are false, 0 or empty."""
+        """Raise UnsupportedModel for unread settings, unless they are false, 0 or empty."""
         known = self._read | HARMLESS | self.ignored
         unread = {k: v for k, v in self._values.items() if k not in known and v}
         if unread:
