@@ -51,8 +51,9 @@ ASSERTS = struct_asserts(ExpertGemvArgs)
 
 @dataclass(frozen=True)
 class ExpertAddends:
-    """What SUM adds beside products: bias[n_expert, rows], shared[T, rows] times strength[T], and
-    the f32 weights [T, n_used] of products and biases, unless the kernel chooses.
+    """Operands of the epilogue SUM, which adds bias[n_expert, rows] and shared[T, rows] times
+    strength[T] to products, and the f32 weights [T, n_used] of products and biases, unless the
+    kernel chooses experts itself.
     """
 
     weights: Address | None = None
