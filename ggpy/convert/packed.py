@@ -281,7 +281,7 @@ def _packed(
     zeros: U8,
     groups: NDArray[np.intp],
 ) -> Packed:
-    """Of scales[G, N] and zeros[G, N]."""
+    """The packed matrix with scales[G, N] and zeros[G, N]."""
 
     def codes() -> U8:
         return np.ascontiguousarray(unpack(words.shard.read(words.name)))

@@ -51,7 +51,7 @@ def _with_parts(structure: type[ctypes.Structure]) -> Iterator[type[ctypes.Struc
 
 
 def _own_fields(structure: type[ctypes.Structure]) -> list[Field]:
-    """Without those of its bases, which have asserts of their own."""
+    """The fields of a structure without those of its bases, which have their own asserts."""
     names = [field[0] for field in vars(structure)["_fields_"]]
     return [(n, getattr(structure, n).offset, getattr(structure, n).size) for n in names]
 

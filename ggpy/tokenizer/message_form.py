@@ -307,7 +307,7 @@ def _replaced(form: TemplateForm, **changes: bool) -> TemplateForm:
 
 
 def _with_system(form: TemplateForm, rendered: Callable[..., str], user: Message) -> TemplateForm:
-    """Where the template takes system messages: it shows them, if it shows any message."""
+    """Find out where the template takes system messages: it does where it shows their text."""
     shows = _WORD in rendered(form.adapted([user]), None)
 
     def takes(*messages: Message) -> bool:

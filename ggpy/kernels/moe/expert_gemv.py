@@ -80,7 +80,7 @@ def cluster_of(tile_rows: int, n_sms: int) -> int:
     """CTAs that share a tile row of a SUM: two, if SMs then have more equal work."""
 
     def work(ctas: int) -> float:
-        """Of the SM that has most, 1 if all SMs have the same."""
+        """The work of the busiest SM; 1 if all SMs have the same work."""
         return -(-ctas // n_sms) * n_sms / ctas
 
     return 2 if MORE_EQUAL * work(2 * tile_rows) < work(tile_rows) else 1
