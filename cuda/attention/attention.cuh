@@ -19,7 +19,7 @@
 #define CHUNKED 0  // 1: a window is a chunk, whose first position is a multiple of its size
 #endif
 #ifndef BOTH_SIDES
-#define BOTH_SIDES 0  // 1: a token sees all of its sequence in the step, or half a window before and behind it
+#define BOTH_SIDES 0  // 1: a token sees all of its sequence in the step, or half a window before and after it
 #endif
 
 // Rows of a tile.

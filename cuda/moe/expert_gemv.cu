@@ -187,7 +187,7 @@ struct ExpertOutput {
     }
 };
 
-// SUM: stores weight * bias of the experts of a token behind the sums of the warps. `id` and `weight` are those of
+// SUM: stores weight * bias of the experts of a token after the sums of the warps. `id` and `weight` are those of
 // expert `lane`.
 __device__ __forceinline__ void put_biases(const ExpertGemvArgs& p, float* parts, int tile, int id, float weight) {
     const int row_in_tile = threadIdx.x % TILE_ROWS, row = tile * TILE_ROWS + row_in_tile;

@@ -64,7 +64,7 @@ struct ExpertRowsChunks {
 };
 
 // x of a CTA in shared memory: f16 rows [ROWS][row_bytes], then sums of groups: f32 [groups][ROWS], or, PAIRED, the B
-// operands of an MMA of eight groups, [groups / 8][lane][2]: means as f16, and behind them what these lack.
+// operands of an MMA of eight groups, [groups / 8][lane][2]: means as f16, then what these lack.
 template <class T>
 struct ExpertRowsX {
     static constexpr bool PAIRED = T::PACKED_SUB;

@@ -2,7 +2,7 @@
 //
 //    y[k] = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
 //
-// CENTRED: whether the mean is subtracted. The biases lie behind the weights, [2][k].
+// CENTRED: whether the mean is subtracted. The biases lie after the weights, [2][k].
 #pragma once
 #include "norm/norm.cuh"
 

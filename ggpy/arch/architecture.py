@@ -1,7 +1,7 @@
-"""What an architecture is: the tensors that its files have, and its reading of their settings.
+"""An architecture: the tensors that its files have, and how it reads their settings.
 
-What differs between architectures is data here: a tensor that is declared (a bias, a norm after the
-attention) is used, one that is not is refused; a setting that nobody reads is refused too. Nothing
+The differences between architectures are data here. A declared tensor (a bias, a norm after the
+attention) is used, and any other is refused; a setting that nobody reads is refused, too. Nothing
 here knows what a tensor holds, or which machine computes.
 """
 
@@ -25,13 +25,13 @@ from .layers.moe import MoESettings
 
 TensorsOf = Callable[[Dimensions, int | None], Mapping[str, str]]
 
-# What every architecture has, sized by Dimensions.letters; LAYER stands below "blk.0." and so on.
+# The tensors of every architecture; axes are Dimensions.letters. Names of LAYER follow "blk.0.".
 GLOBAL = {"token_embd.weight": "V D", "output_norm.weight": "D"}
 LAYER = {**attention.TENSORS, **dense.TENSORS}
 POST_NORM = {**attention.POST_NORM, **dense.POST_NORM}
 OUTPUT = {"output.weight": "V D"}  # optional: without it the embedding table is used
-CLASSIFIER = {"cls.output.weight": "C D"}  # optional: what a reranker makes of the hidden state
-# optional: what turns a pooled hidden state into an embedding
+CLASSIFIER = {"cls.output.weight": "C D"}  # optional: a reranker's scores of the hidden state
+# optional: the matrices that turn a pooled hidden state into an embedding
 DENSE = {"dense_2.weight": "D2 D", "dense_3.weight": "D3 D2"}
 ROPE_FREQS = {"rope_freqs.weight": "R/2"}
 ROPE_FACTORS = {"rope_factors_long.weight": "R/2", "rope_factors_short.weight": "R/2"}
@@ -47,36 +47,36 @@ ACTIVATION_NAMES: dict[GatedActivation, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """What the settings of a file say about one layer."""
+    """The settings of one layer."""
 
     mixer: AttentionSettings | DeltaSettings
     ffn: DenseSettings | MoESettings | None
-    parallel: bool = False  # both take the same x
-    input: InputSettings | None = None  # the layer has an input of its own
-    scale: float = 1.0  # of x behind the layer
+    parallel: bool = False  # mixer and ffn take the same x
+    input: InputSettings | None = None  # the layer's own input, if it has one
+    scale: float = 1.0  # multiplies x after the layer
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What an architecture makes of a file's settings."""
+    """The settings of a model, as its architecture reads them from a file."""
 
     layers: Sequence[LayerSettings]
     embedding_scale: float = 1.0
     soft_cap: float = 0.0  # of logits
     logit_scale: float = 1.0
-    eps: float | None = None  # of all norms, where it is not the file's
+    eps: float | None = None  # of all norms; None: the file's
     embedding_norm: bool = False  # an RMS norm of embeddings, without weights
 
     @property
     def causal(self) -> bool:
-        """Whether no token sees a later one; otherwise a step has whole texts."""
+        """Whether no token sees a later one; if False, a step has to contain whole texts."""
         mixers = [layer.mixer for layer in self.layers]
         return all(m.causal for m in mixers if isinstance(m, AttentionSettings))
 
 
 @dataclass(frozen=True)
 class Context:
-    """What an architecture may look at when it reads the settings."""
+    """The arguments of Architecture.read."""
 
     config: Config
     sizes: Dimensions
@@ -85,7 +85,7 @@ class Context:
 
 
 class Declared(NamedTuple):
-    """A tensor of a file: its axes in letters, and how long they are."""
+    """A tensor of a file: its axes in letters, and their lengths."""
 
     axes: str
     shape: tuple[int, ...]
@@ -97,24 +97,26 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Architecture:
-    """One `general.architecture`: its tensors and its reading of the settings.
+    """One `general.architecture`: its tensors, and how it reads the settings.
 
-    `fused` maps a layer's tensor to those that it is made of, from the first row on; a tensor with
-    one part has another name in files.
-    `turns` maps a layer's tensor to the letter of how many heads there are, and to the tensors
-    whose rows take turns in it, a head of each.
-    `more` are tensors that a layer, or with None the model, has to have by its sizes; `idle` those
-    that it may have, and that nothing reads.
-    `adapt` replaces settings and tensors of some files by those that say the same in others.
-    `understands` are settings that most architectures refuse: those of config.VARIANTS, and sizes
-    that differ from layer to layer (config.read_dimensions).
+    | field | meaning |
+    |---|---|
+    | fused | tensor of a layer -> the tensors that are its rows, in order |
+    | turns | the same for tensors that are interleaved by head, with the letter of the heads |
+    | more | tensors that a layer (or with None the model) needs because of its sizes |
+    | idle | tensors that a layer may have, and that nothing reads |
+    | adapt | replaces settings and tensors of some files by their usual form |
+    | understands | settings that most architectures refuse: see below |
+
+    A fused tensor with a single part is stored under another name. `understands` has names of
+    config.VARIANTS, and of sizes that differ between layers (config.read_dimensions).
     """
 
     name: str
     read: Callable[[Context], ModelSettings]
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
-    recurrent_layer: Mapping[str, str] | None = None  # of layers with a state, if there are any
-    expert_layer: Mapping[str, str] | None = None  # of layers with experts, if there are others
+    recurrent_layer: Mapping[str, str] | None = None  # tensors of layers with a recurrent state
+    expert_layer: Mapping[str, str] | None = None  # tensors of layers with experts; None: `layer`
     optional: Mapping[str, str] = field(default_factory=lambda: OUTPUT)
     optional_layer: Mapping[str, str] = field(default_factory=lambda: QKV_BIAS)
     more: TensorsOf = lambda sizes, layer: {}
@@ -127,7 +129,7 @@ class Architecture:
     hugging_face: HuggingFace | None = None  # checkpoints that can be converted
 
     def dimensions(self, config: Config, n_vocab: int) -> Dimensions:
-        """The sizes of a file; GGUFError for what cannot be, or is not understood."""
+        """The sizes of a file; GGUFError for impossible ones, or for unknown settings."""
         refuse_variants(config, self.understands)
         sizes = read_dimensions(config, n_vocab, self.understands, self.layer_norm)
         if KEY_LENGTH_SWA in self.understands:
@@ -135,7 +137,7 @@ class Architecture:
         return sizes if self.recurrent_layer is None else delta.read_sizes(config, sizes)
 
     def settings(self, context: Context) -> ModelSettings:
-        """All other settings of a file; UnsupportedModel names one that is not understood."""
+        """All other settings of a file; UnsupportedModel names a setting that is unknown."""
         settings, config = self.read(context), context.config
         for ffn in {layer.ffn for layer in settings.layers if layer.ffn}:
             config.only("hidden_activation", *ACTIVATION_NAMES[ffn.activation])
@@ -143,7 +145,7 @@ class Architecture:
         return settings
 
     def layer_of(self, sizes: Dimensions, i: int) -> Mapping[str, str]:
-        """The tensors that layer i has to have."""
+        """The tensors that layer i needs."""
         return {**self._kind_of(sizes, i), **self.more(sizes, i)}
 
     def _kind_of(self, sizes: Dimensions, i: int) -> Mapping[str, str]:
@@ -156,13 +158,13 @@ class Architecture:
         return {k: x for k, x in self.expert_layer.items() if shared or "Fs" not in x.split()}
 
     def parts_of(self, sizes: Dimensions, i: int) -> dict[str, tuple[str, ...]]:
-        """The tensors of layer i that files have in one, by the name of that."""
+        """The tensors of layer i that files store fused: name of the fused tensor -> parts."""
         found = {**self.fused, **{name: parts for name, (_, parts) in self.turns.items()}}
         layer = self.layer_of(sizes, i)
         return {name: parts for name, parts in found.items() if set(parts) <= set(layer)}
 
     def tensors(self, sizes: Dimensions) -> tuple[Declarations, Declarations]:
-        """What a file needs and what it may have, by name; fused tensors in parts."""
+        """(tensors that a file needs, tensors that it may have) by name; fused ones in parts."""
         needed = declare({**GLOBAL, **self.more(sizes, None)}, sizes)
         allowed = declare(self.optional, sizes)
         for i in range(sizes.n_layer):
@@ -172,16 +174,16 @@ class Architecture:
         return needed, {name: x for name, x in allowed.items() if name not in unread}
 
     def unread(self, sizes: Dimensions) -> Declarations:
-        """What a file may have without any effect."""
+        """The tensors that a file may have and that nothing reads."""
         found: Declarations = {}
         for i in (None, *range(sizes.n_layer)):
             found |= declare(self.idle(sizes, i), sizes, i)
         return found
 
     def stored(self, sizes: Dimensions, tied: bool) -> tuple[Shapes, Shapes]:
-        """(shapes that a file needs, shapes that it may have) by name; fused tensors are one.
+        """(shapes that a file needs, shapes that it may have) by name, with fused tensors whole.
 
-        tied: the embedding table is the output, so there is no other.
+        tied: the embedding table is also the output matrix, so the file has no other.
         """
         optional = {name: axes for name, axes in self.optional.items() if name not in OUTPUT}
         outside = {**GLOBAL, **self.more(sizes, None)}
@@ -198,12 +200,12 @@ class Architecture:
 
 
 def declare(axes: Mapping[str, str], sizes: Dimensions, layer: int | None = None) -> Declarations:
-    """Tensors of a layer, or of none, by their whole names."""
+    """Tensors of a layer, or of none, by their full names."""
     at, letters = "" if layer is None else f"blk.{layer}.", sizes.letters(layer)
     lengths = {name: tuple(letters[axis] for axis in x.split()) for name, x in axes.items()}
     return {at + name: Declared(axes[name], shape) for name, shape in lengths.items()}
 
 
 def shapes(declarations: Declarations) -> Shapes:
-    """Without the letters."""
+    """The shapes of declared tensors."""
     return {name: declared.shape for name, declared in declarations.items()}

@@ -1,8 +1,8 @@
 """bailingmoe2: Ling 2.0 and Ring 2.0: experts after a few dense layers, chosen among the best
-groups by sigmoids with a bias of the choice, and a shared one; norms on heads of q and k.
+groups by sigmoids with a bias of the choice; a shared expert; norms on each head of q and k.
 
-The first half of each head is rotated. Blocks that predict further tokens stand after the layers
-of some files; they are not used.
+The first half of each head is rotated. Some files have blocks for multi-token prediction after the
+layers; they are not used.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ CHECKPOINT = {
 
 
 def read(c: Context) -> ModelSettings:
-    """One shared expert at most: files differ in whether the width is that of all."""
+    """At most one shared expert is supported: with more, files disagree what their width means."""
     c.config.only(moe.SHARED_COUNT, 0, 1)
     return read_layers(c)
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """UnsupportedModel for what the published models do not have."""
+    """The settings of a file; UnsupportedModel for what no published model has."""
     s.only("hidden_act", "silu", "swish")
     s.only("score_function", "sigmoid")
     s.only("scoring_func", "sigmoid")

@@ -1,6 +1,6 @@
-"""Which layers share page tables: those whose state is alike are a group of the KV cache.
+"""The groups of the KV cache: layers with equal state specs share page tables.
 
-Knows sizes and windows; which pages a sequence holds is the runtime's matter.
+This module knows sizes and windows; the runtime knows which pages a sequence holds.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from ..backends.states import SPARE_STATES
 
 
 class CacheGroups:
-    """The states of all layers; groups are in the order of their first layers, those of recurrent
-    states last.
+    """The states of all layers. Groups are in the order of their first layers; groups of recurrent
+    states come last.
     """
 
     def __init__(self, specs: Iterable[StateSpec], owners: Mapping[int, int] | None = None) -> None:
-        """specs: of each layer. owners: of layers that have no state of their own, the layer whose
-        state they read.
+        """specs: one for each layer. owners: layer without a state of its own -> the layer whose
+        state it reads.
         """
         self._layers: dict[StateSpec, list[int]] = {}
         self._owners = dict(owners or {})
@@ -27,7 +27,7 @@ class CacheGroups:
             self._layers.setdefault(spec, []).append(layer)
 
     def place(self, layer: int) -> tuple[StateSpec, int, int]:
-        """A layer's spec, its group, and its slot among the layers of that, or its owner's."""
+        """The spec, the group, and the slot in the group of a layer, or of its owner."""
         layer = self._owners.get(layer, layer)
         for group, (spec, layers) in enumerate(self._layers.items()):
             if layer in layers:
@@ -37,10 +37,10 @@ class CacheGroups:
     def shape(
         self, n_seq: int, n_ctx: int, n_batch: int, n_positions: int | None = None
     ) -> CacheShape:
-        """For n_seq sequences of n_ctx positions, in steps of n_batch tokens.
+        """The cache for n_seq sequences of n_ctx positions, in steps of n_batch tokens.
 
-        n_positions: what all sequences share, at least n_ctx, else ValueError; None reserves n_ctx
-        for each of them.
+        n_positions: the positions that all sequences share, at least n_ctx, else ValueError; None
+        reserves n_ctx for each sequence.
         """
         if n_positions is not None and n_positions < n_ctx:
             raise ValueError(
@@ -57,7 +57,7 @@ class CacheGroups:
 
 
 def _n_pages(spec: StateSpec, reserved: int, n_positions: int | None) -> int:
-    """Pages of a group. reserved: those with which no sequence can lack one."""
+    """The pages of a group. reserved: so many that no sequence ever lacks one."""
     if n_positions is None or isinstance(spec, Recurrent):
         return reserved
     shared = pages_for(n_positions)

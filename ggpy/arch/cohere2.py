@@ -1,5 +1,5 @@
-"""cohere2: Command R7B and A: command-r with a window in three of four layers, and in the others no
-rope.
+"""cohere2: Command R7B and A: command-r with a window in three of four layers, and no rope in the
+others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read(c: Context) -> ModelSettings:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """A file cannot say which layers have a window: it is every fourth that has none."""
+    """The settings of a file, which cannot say which layers have a window: all but each fourth."""
     n_layer = s.integer("num_hidden_layers")
     if hf.windows_in_layers(s, PERIOD) != [(i + 1) % PERIOD != 0 for i in range(n_layer)]:
         key = "layer_types" if s.has("layer_types") else "sliding_window_pattern"

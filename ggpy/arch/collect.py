@@ -1,7 +1,8 @@
-"""The tensors of a file as an architecture declares them: found, taken apart where they are fused,
-and checked against the settings.
+"""Collects the tensors of a file that an architecture declares: splits fused tensors, and checks
+shapes against the settings.
 
-Whatever is missing, of another shape, or of no use is refused by name. Knows no op.
+A tensor that is missing, has another shape, or has no use is refused by name. This module knows no
+ops.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from .scheme import SCALE, scale_of, scales_of, spread_scales
 UNUSED = (
     "rotary_emb.inv_freq",
     "attn_rot_embd.weight",
-)  # old converters stored what the settings already say
-OF_IMAGES = ("v.", "a.", "mm.")  # what some files have beside the model, to read images and sounds
+)  # stored by old converters; the settings say the same
+OF_IMAGES = ("v.", "a.", "mm.")  # encoders of images and sounds, which some files contain
 
 
 def of_texts(file: File) -> dict[str, Tensor]:
-    """The tensors of a file, but those that read images and sounds."""
+    """The tensors of a file without encoders of images and sounds."""
     return {name: x for name, x in file.tensors.items() if not name.startswith(OF_IMAGES)}
 
 
 def collect(
     architecture: Architecture, file: File, tensors: Mapping[str, Tensor], sizes: Dimensions
 ) -> dict[str, tuple[Tensor, Declared]]:
-    """The tensors by name, fused ones taken apart; GGUFError unless all are as declared."""
+    """The tensors by name, with fused ones split; GGUFError if one is not as declared."""
     wanted, allowed = architecture.tensors(sizes)
     on_host = {**CLASSIFIER, **DENSE}
     allowed |= scales_of(wanted | {n: x for n, x in allowed.items() if n not in on_host})
@@ -48,8 +49,8 @@ def collect(
         join_experts(found, i, wanted)
         _split_experts(found, f"blk.{i}.", wanted)
         _split_fused(architecture, file, sizes, i, found, {**wanted, **allowed})
-    behind = range(sizes.n_layer, sizes.n_layer + sizes.n_nextn)
-    found = {name: x for name, x in found.items() if layer_of(name) not in behind}
+    after = range(sizes.n_layer, sizes.n_layer + sizes.n_nextn)
+    found = {name: x for name, x in found.items() if layer_of(name) not in after}
     missing = _missing(architecture, sizes, wanted, found)
     if missing:
         raise GGUFError(
@@ -76,7 +77,7 @@ def collect(
 def _missing(
     architecture: Architecture, sizes: Dimensions, wanted: Mapping[str, Declared], found: Mapping
 ) -> list[str]:
-    """Names that tensors of a file have: of those that are made of one, its own."""
+    """The missing tensors, by their names in files: parts of a fused tensor have its name."""
     stored = {name: name for name in wanted}
     for i in range(sizes.n_layer):
         for name, parts in architecture.parts_of(sizes, i).items():
@@ -112,9 +113,9 @@ def _split_fused(
 def _split(
     file: File, found: dict[str, Tensor], name: str, parts: dict[str, int], n_heads: int = 1
 ) -> None:
-    """Replace a fused tensor by its parts; with only the rows of its own part it is not fused.
+    """Replace a fused tensor by its parts. A tensor with the rows of one part is not fused.
 
-    parts: rows by name. n_heads: the parts take so many turns.
+    parts: name -> rows. n_heads: 1, or the heads by which the parts are interleaved.
     """
     tensor = found.get(name)
     if tensor is None or tensor.shape[0] == parts.get(name):
@@ -132,7 +133,7 @@ def _split(
 
 
 def _split_experts(found: dict[str, Tensor], at: str, wanted: Mapping[str, Declared]) -> None:
-    """Replace gate and up of all experts in one tensor [X, 2F, D] by its parts, which are views."""
+    """Split one tensor [X, 2F, D] of gate and up of all experts; the parts are views."""
     gate, up = (f"{at}ffn_{name}_exps.weight" for name in ("gate", "up"))
     fused = f"{at}ffn_gate_up_exps.weight"
     tensor, scale = found.get(fused), found.get(scale_of(fused))
@@ -153,8 +154,8 @@ def _split_experts(found: dict[str, Tensor], at: str, wanted: Mapping[str, Decla
 
 
 def _turns(tensor: Tensor, n_heads: int, start: int, n_rows: int) -> Tensor:
-    """The part of n_rows rows whose place in each turn is that of rows start:start + n_rows when
-    there is one turn.
+    """The part of a fused tensor that has n_rows rows after `start` rows of other parts. With
+    n_heads > 1, each head of the tensor contains its share of all parts.
     """
     if n_heads == 1:
         return tensor.rows(start, start + n_rows)
@@ -166,8 +167,8 @@ def _turns(tensor: Tensor, n_heads: int, start: int, n_rows: int) -> Tensor:
 
 
 def _shaped(file: File, tensor: Tensor, name: str, expected: tuple[int, ...]) -> Tensor:
-    """The tensor with as many axes as expected: a file may have more or fewer axes of length 1 in
-    front. GGUFError for another shape.
+    """The tensor in the expected shape. A file may have more or fewer leading axes of length 1;
+    GGUFError for any other shape.
     """
     if _without_ones(tensor.shape) != _without_ones(expected):
         raise GGUFError(
@@ -179,7 +180,7 @@ def _shaped(file: File, tensor: Tensor, name: str, expected: tuple[int, ...]) ->
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Without the axes of length 1 in front."""
+    """The shape without leading axes of length 1."""
     first = next((i for i, n in enumerate(shape[:-1]) if n != 1), len(shape) - 1)
     return shape[first:]
 
@@ -192,7 +193,7 @@ def _check_scale(file: File, tensor: Tensor, name: str) -> None:
 
 
 def check_vocabulary(file: File, n_vocab: int) -> None:
-    """The tokenizer's list is as long as the embedding table."""
+    """GGUFError if the tokenizer's list is not as long as the embedding table."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and len(tokens) != n_vocab:
         raise GGUFError(

@@ -1,7 +1,7 @@
-"""command-r: Command R, Command R+ and Aya: layer norms, one for both attention and feed-forward,
-which are in parallel. Command R+ has layer norms of the heads of q and k besides.
+"""command-r: Command R, Command R+ and Aya: attention and feed-forward in parallel, after one layer
+norm. Command R+ also has layer norms on each head of q and k.
 
-Rope's pairs are neighbours in its checkpoints too, so that converters permute nothing.
+Rope's pairs are neighbours in its checkpoints, too, so converters do not permute rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ N_LAYER_PLUS = 64  # from so many layers on, heads of q and k have norms
 
 
 def read(c: Context) -> ModelSettings:
-    """Every layer sees everything."""
+    """All layers see the whole context."""
     mixer = replace(llama.attention(c), norm_by_head=True)  # if they have norms
     layer = LayerSettings(mixer, FFN, parallel=True)
     scale = c.config.real(LOGIT_SCALE, 0.0) or 1.0
@@ -39,13 +39,13 @@ def read(c: Context) -> ModelSettings:
 
 
 def more(sizes: Dimensions, layer: int | None) -> Mapping[str, str]:
-    """What Command R+ has to have."""
+    """The norms of heads that Command R+ needs."""
     plus = layer is not None and sizes.n_layer >= N_LAYER_PLUS
     return QK_NORM_BY_HEAD if plus else {}
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """All of them; the tensors say whether q and k have norms."""
+    """The settings of a file. Whether q and k have norms is known from the tensors."""
     s.flag("use_qk_norm", False)
     found = usual_settings(s, THETA)
     if s.has("model_max_length"):  # the context, where max_position_embeddings is too low
@@ -54,7 +54,7 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
 
 
 def usual_settings(s: hf.CheckpointSettings, theta: float) -> hf.Metadata:
-    """Of both kinds of Command R; theta: rope's base."""
+    """The settings that command-r and cohere2 share. theta: the base of rope."""
     s.only("hidden_act", "silu", "swish")
     rope = hf.rope(s, theta)
     if hf.rope_kind(hf.rope_part(s, theta)) != "default":

@@ -1,8 +1,8 @@
-"""Typed readers of a model file's settings: what is not understood is refused by name.
+"""Typed readers of a model file's settings. An unknown setting is refused by name.
 
-A `Config` sees the keys under `<architecture>.` and remembers which were read; `refuse_unread` then
-names any other. Reading a key is therefore the one place where an architecture declares that it
-understands it. Nothing here knows what a setting does.
+A `Config` holds the keys under `<architecture>.` and remembers which were read; `refuse_unread`
+then names all others. An architecture thus declares that it understands a key by reading it, and in
+no other place. Nothing here knows what a setting does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..gguf import GGUFError
 from ..util.messages import escaped, shown
 from .expert_sizes import expert_sizes
 
-# Settings that change nothing in what a decoder computes.
+# Settings that do not change what a decoder computes.
 HARMLESS = frozenset(
     {
         "attention.layer_norm_epsilon",
@@ -28,19 +28,19 @@ HARMLESS = frozenset(
         "pooling_type",
         "rope.scaling.finetuned",
         "tensor_data_layout",
-        "vocab_size",  # the embedding table has as many rows as there are tokens
-        # of Ollama's converter, for images or said by other settings too
+        "vocab_size",  # the rows of the embedding table say the same
+        # written by Ollama's converter: for images, or redundant
         *("attention.head_dim", "image_token_id", "image_token_index", "spatial_merge_size"),
         *("mrope_sections", "rope.mrope_section", "rope.mrope_interleaved"),
         *("vision_start_token_id", "vision_end_token_id"),
     }
 )
 
-OF_IMAGES = ("vision.", "audio.", "mm.")  # what some files say of what reads images and sounds
+OF_IMAGES = ("vision.", "audio.", "mm.")  # settings of encoders of images and sounds
 
-# Settings that ask for another computation, and the values with which they do not.
+# Settings that change the computation, and the values that do not.
 VARIANTS: dict[str, tuple[object, ...]] = {
-    "expert_count": (0, 1),  # one is the feed-forward
+    "expert_count": (0, 1),  # one expert is a dense feed-forward
     "expert_used_count": (0, 1),
     "expert_shared_count": (0,),
     "expert_group_count": (0, 1),
@@ -55,7 +55,7 @@ VARIANTS: dict[str, tuple[object, ...]] = {
     "use_parallel_residual": (False,),
 }
 
-# More is a damaged file.
+# A file with more is damaged.
 MAX_LAYERS, MAX_WIDTH, MAX_HEADS, MAX_HEAD_SIZE, MAX_CONTEXT = 4096, 1 << 20, 4096, 65536, 1 << 28
 
 
@@ -79,7 +79,7 @@ class Config:
         self._read: set[str] = set()
 
     def assume(self, settings: Mapping[str, Any]) -> None:
-        """Go on as if the file had these settings."""
+        """Continue as if the file had these settings."""
         self._values |= settings
 
     def has(self, key: str) -> bool:
@@ -108,9 +108,9 @@ class Config:
         high: int = MAX_WIDTH,
         same: bool = False,
     ) -> tuple[int, ...]:
-        """One integer for each of n layers, of an array or of a number that all have.
+        """One integer for each of n layers, from an array, or from a number for all layers.
 
-        same: an array whose numbers differ is not understood.
+        same: an array with different numbers is refused.
         """
         value = self._value(key, default)
         if not self.has(key):
@@ -135,15 +135,15 @@ class Config:
         return float(value)
 
     def text(self, key: str, default: str) -> str:
-        """A string."""
+        """A string, or the default."""
         value = self._value(key, default)
         if not isinstance(value, str):
             raise self._wrong(key, value, "a string")
         return value
 
     def windowed_layers(self, n_layer: int, period: int | None = None) -> list[bool]:
-        """Which layers have a window: from a period, whose last layer has none, or one bool for
-        each layer. period: where the file does not say; without one it has to have bools.
+        """Which layers have a window. The file has one bool for each layer, or a period; the last
+        layer of a period has no window. period: the default; None: the file must have bools.
         """
         key = "attention.sliding_window_pattern"
         pattern = self.raw(key)
@@ -162,7 +162,7 @@ class Config:
         return self._value(key, None) if self.has(key) else None
 
     def only(self, key: str, *accepted: object) -> None:
-        """Refuse the key, if the file has it, unless its value is one that is implemented."""
+        """Raise UnsupportedModel if the file has the key with a value that is not accepted."""
         value = self.raw(key)
         if value is not None and (isinstance(value, np.ndarray) or value not in accepted):
             only = " or ".join(map(str, accepted))
@@ -171,7 +171,7 @@ class Config:
             )
 
     def refuse_unread(self) -> None:
-        """UnsupportedModel naming the settings that nobody read."""
+        """Raise UnsupportedModel, with the names of the settings, if nobody read some."""
         left = set(self._values) - self._read - HARMLESS
         unread = sorted(key for key in left if not key.startswith(OF_IMAGES))
         if unread:
@@ -216,12 +216,12 @@ class LayerSizes:
     n_expert: int = 0  # X; 0: the feed-forward is dense
     n_ff_expert: int = 0  # Fx, F of each expert
     n_ff_shared: int = 0  # Fs, F of the shared expert
-    recurrent: Recurrent | None = None  # the state that it has instead of keys and values
+    recurrent: Recurrent | None = None  # the state of a layer without keys and values
     windowed: bool = False
-    shares_keys: bool = False  # it has no keys and values of its own
+    shares_keys: bool = False  # the layer reads the keys and values of another layer
 
     def letters(self) -> dict[str, int]:
-        """Sizes by the names that declarations of a layer's tensors use."""
+        """The sizes by the letters that declare the axes of a layer's tensors."""
         h, g, e, ev = self.n_head, self.n_head_kv, self.key_size, self.value_size
         products = {"HE": h * e, "GE": g * e, "HEv": h * ev, "GEv": g * ev}
         widths = {"F": self.n_ff, "Fx": self.n_ff_expert, "Fs": self.n_ff_shared}
@@ -238,7 +238,7 @@ class LayerSizes:
 
 @dataclass(frozen=True)
 class Dimensions:
-    """The sizes every architecture has; the letters are those of backends/interface.py."""
+    """The sizes of a model; the letters are those of backends/interface.py."""
 
     n_embd: int  # D
     n_vocab: int  # V
@@ -247,29 +247,29 @@ class Dimensions:
     eps: float
     layers: tuple[LayerSizes, ...]
     layer_norm: bool = False  # norms are layer norms
-    n_class: int = 1  # C, of the classifier, where there is one
-    dense: tuple[int, int] = (0, 0)  # D2, D3: rows of the matrices of embeddings, if there are any
-    n_nextn: int = 0  # blocks behind the layers, which predict further tokens: not used
-    n_input: int = 0  # I, size of the input that each layer has of its own; 0: they have none
+    n_class: int = 1  # C, classes of the classifier, if there is one
+    dense: tuple[int, int] = (0, 0)  # D2, D3: rows of the dense matrices of embedders
+    n_nextn: int = 0  # blocks for multi-token prediction after the layers; not used
+    n_input: int = 0  # I, size of each layer's own input; 0: layers have none
 
     @property
     def n_layer(self) -> int:
-        """How many layers there are."""
+        """The number of layers."""
         return len(self.layers)
 
     @property
     def layer(self) -> LayerSizes:
-        """The sizes of every layer, but for its state; ValueError where layers differ."""
+        """The sizes that all layers share, without states; ValueError if layers differ."""
         return _common(replace(layer, recurrent=None) for layer in self.layers)
 
     @property
     def attention(self) -> LayerSizes:
-        """The sizes of heads, which all layers have to have alike, else ValueError."""
+        """The sizes of heads that all layers share; ValueError if layers differ."""
         widths: dict[str, Any] = {"n_ff": 0, "n_expert": 0, "n_ff_expert": 0, "n_ff_shared": 0}
         return _common(replace(layer, recurrent=None, **widths) for layer in self.layers)
 
     def letters(self, layer: int | None = None) -> dict[str, int]:
-        """Sizes by the names that declarations of tensors use: of a layer, or outside of all."""
+        """The sizes by the letters that declare axes: those of a layer, or outside of layers."""
         i, n_layer = self.n_input, self.n_layer
         sizes = {"D": self.n_embd, "V": self.n_vocab, "R/2": self.n_rot // 2, "C": self.n_class}
         sizes |= {"I": i, "LI": i * n_layer, **dict(zip(("D2", "D3"), self.dense, strict=True))}
@@ -286,10 +286,11 @@ def _common(layers: Iterable[LayerSizes]) -> LayerSizes:
 def read_dimensions(
     config: Config, n_vocab: int, understood: Collection[str] = (), layer_norm: bool = False
 ) -> Dimensions:
-    """The sizes; GGUFError unless heads divide. n_vocab: rows of the embedding table.
+    """The sizes of a file; GGUFError if heads cannot share keys and values evenly. n_vocab: rows
+    of the embedding table.
 
-    understood: settings that may differ from layer to layer; with attention.value_length among
-    them, value size and key size may differ. layer_norm: norms are layer norms.
+    understood: settings that may differ between layers; if attention.value_length is one of them,
+    value size and key size may differ. layer_norm: norms are layer norms.
     """
     n_nextn = config.integer("nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
     layers = _layer_sizes(config, understood, n_nextn)
@@ -308,7 +309,7 @@ def read_dimensions(
 
 
 def _n_class(config: Config) -> int:
-    """How many classes the file has labels for, as many as llama.cpp assumes where it has none."""
+    """The number of class labels in the file; 1 if it has none, as in llama.cpp."""
     key = "classifier.output_labels"
     labels = config.raw(key) if config.has(key) else [""]
     if not isinstance(labels, list) or not labels:
@@ -318,7 +319,7 @@ def _n_class(config: Config) -> int:
 
 
 def _dense(config: Config) -> tuple[int, int]:
-    """Rows of dense_2.weight and dense_3.weight, each of which takes what the one before gives."""
+    """Rows of dense_2.weight and dense_3.weight, which are multiplied one after the other."""
     width = config.integer("embedding_length")
     rows = []
     for name in ("dense_2", "dense_3"):
@@ -362,7 +363,7 @@ def _layer_sizes(
 
 
 def _divided(config: Config, heads: tuple[int, ...]) -> tuple[int, ...]:
-    """The key sizes of a file that says none."""
+    """The default key sizes: the width divided by the heads."""
     n_embd = config.integer("embedding_length")
     for n_head in heads:
         if not config.has("attention.key_length") and n_embd % n_head:
@@ -380,12 +381,12 @@ def _n_rot(config: Config, key_size: int) -> int:
 
 
 def refuse_variants(config: Config, understood: Collection[str] = ()) -> None:
-    """Refuse the settings by which files ask for another computation, but those understood."""
+    """Refuse settings that change the computation (VARIANTS), except those in `understood`."""
     for key, values in VARIANTS.items():
         if key not in understood:
             config.only(key, *values)
 
 
 def short(value: object) -> str:
-    """A value for a message, in 60 characters at most."""
+    """A value for a message, in at most 60 characters."""
     return shown(value, 60)

@@ -1,8 +1,8 @@
-"""The decoder: one transformer, written once in ops, for every architecture.
+"""The decoder: one transformer for every architecture, written once in ops.
 
-It is built of weights that a backend has taken over, and runs ragged steps. What differs between
-architectures is in the settings and in which weights there are. Nothing here knows which machine
-runs, what a token means, or how sequences are scheduled.
+It is built from weights that a backend holds, and runs ragged steps. Architectures differ in their
+settings and in the weights that exist. Nothing here knows which machine computes, what a token
+means, or how sequences are scheduled.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Decoder:
         classifier: NDArray[np.float32] | None = None,
         dense: Sequence[NDArray[np.float32]] = (),
     ) -> None:
-        """n_batch: tokens of a step at most, for which the ops have memory. classifier[C, D]: of
-        the normalised hidden state, on the host. dense: what multiplies a pooled hidden state,
-        [D2, D] and [D3, D2] or none, on the host.
+        """n_batch: the most tokens of a step; the ops have memory for so many. classifier[C, D]:
+        scores the normalised hidden state, on the host. dense: the matrices [D2, D] and [D3, D2]
+        that are multiplied with a pooled hidden state, on the host; may be empty.
         """
         self.classifier, self.dense = classifier, dense
         self.sizes, self.settings, self.ops, self.n_batch = sizes, settings, ops, n_batch
@@ -57,7 +57,7 @@ class Decoder:
             scale=settings.logit_scale,
         )
         self.layers: list[Layer] = []
-        for i in reversed(range(sizes.n_layer)):  # each layer knows the next one
+        for i in reversed(range(sizes.n_layer)):  # the last first: a layer refers to the next one
             self.layers.insert(0, self._layer(i, weights))
 
     def _layer(self, i: int, weights: Mapping[str, Weight]) -> Layer:
@@ -75,40 +75,40 @@ class Decoder:
 
     @property
     def causal(self) -> bool:
-        """Whether no token sees a later one; otherwise a step has whole texts, and the model
-        answers nothing.
+        """Whether no token sees a later one. If False, a step has to contain whole texts, and the
+        model cannot generate text.
         """
         return self.settings.causal
 
     def cache_shape(
         self, n_seq: int, n_ctx: int, n_batch: int, n_positions: int | None = None
     ) -> CacheShape:
-        """The KV cache of n_seq sequences of n_ctx positions, in steps of n_batch tokens, which
-        share n_positions; ValueError: see CacheGroups.shape.
+        """The KV cache for n_seq sequences of n_ctx positions, which share n_positions, in steps of
+        n_batch tokens. ValueError: see CacheGroups.shape.
         """
         return self.cache.shape(n_seq, n_ctx, n_batch, n_positions)
 
     def run(self, step: Step) -> Array:
-        """l[R, V] of step.rows."""
+        """Returns the logits l[R, V] of step.rows."""
         return self.ops.run(step, self.forward)
 
     def hidden(self, step: Step) -> Array:
-        """x[T, D] of all tokens behind the last layer, before the final norm."""
+        """Returns x[T, D] of all tokens after the last layer, before the final norm."""
         return self.ops.run(replace(step, hidden=True), self.residual)
 
     @cached_property
     def final_norm(self) -> Norm:
-        """The norm of the hidden state before the head, with its weights on the host."""
+        """The norm before the head, with its weights on the host."""
         norm, read = self.head.norm, self.ops.read
         bias = None if norm.bias is None else read(norm.bias)
         return replace(norm, weight=read(norm.weight), bias=bias)
 
     def forward(self, step: Step) -> Array:
-        """The whole network, op by op."""
+        """Calls the ops of the whole network."""
         return self.ops.logits(self.residual(step), self.head, step)
 
     def residual(self, step: Step) -> Array:
-        """The network up to the head: the residual stream x[T, D]."""
+        """Calls the ops of the network up to the head; returns the residual stream x[T, D]."""
         ops = self.ops
         x = ops.embed(step, self.table, self.settings.embedding_scale, self.embedding_norm)
         inputs = None if self.inputs is None else ops.layer_inputs(x, self.inputs, step)
@@ -122,7 +122,7 @@ class Decoder:
 
 
 def cache_groups(sizes: Dimensions, settings: ModelSettings, types: CacheTypes) -> CacheGroups:
-    """The states of a model's layers."""
+    """The states of a model's layers, in groups of equal specs."""
     mixers = [layer.mixer for layer in settings.layers]
     owners = {
         i: x.keys_of

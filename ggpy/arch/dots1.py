@@ -1,5 +1,5 @@
 """dots1: dots.llm1: qwen3 with experts after a few dense layers, chosen by sigmoids with a bias of
-the choice, and shared ones.
+the choice, and shared experts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .qwen2 import layers_with_windows
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """What the bias of the choice is for is called the score in the published settings."""
+    """The settings of a file. Published ones call the method of the choice the scoring function."""
     s.only("hidden_act", "silu", "swish")
     s.only("moe_layer_freq", 1)
     for key in ("scoring_func", "topk_method"):

@@ -1,6 +1,6 @@
 """ernie4_5: the dense ERNIE 4.5: llama with a head size of its own.
 
-Rope's pairs are neighbours in its checkpoints too, so that converters permute nothing.
+Rope's pairs are neighbours in its checkpoints, too, so converters do not permute rows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""ernie4_5-moe: ernie4_5 with experts behind a few dense layers, perhaps in every nth layer only:
-a softmax, a bias of the choice, and shared experts.
+"""ernie4_5-moe: ernie4_5 with experts after a few dense layers, in some files in every nth layer
+only; they are chosen by a softmax with a bias of the choice. There are shared experts, too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""exaone4: norms behind the halves of a layer instead of before them, and on each head of q and k.
+"""exaone4: norms after attention and feed-forward instead of before them; norms on each head of q
+and k.
 
-The larger models have a window in three of four layers, and in the others no rope.
+The larger models have a window in three of four layers, and no rope in the others.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ N_LAYER_32B, WINDOW_32B = 64, 4096
 
 
 def read(c: Context) -> ModelSettings:
-    """A file without a window has rope in every layer; the 32B models have one in any case."""
+    """Without a window in the file, all layers have rope; the 32B models always have a window."""
     usual = WINDOW_32B if c.sizes.n_layer == N_LAYER_32B else 0
     window = c.config.integer("attention.sliding_window", usual, low=0, high=MAX_CONTEXT)
     pattern, ffn = c.config.windowed_layers(c.sizes.n_layer, PERIOD), DenseSettings("silu")
@@ -41,7 +42,7 @@ def read(c: Context) -> ModelSettings:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Without blocks that predict further tokens."""
+    """The settings of a file, without blocks for multi-token prediction."""
     s.only("num_nextn_predict_layers", 0)
     return usual_settings(s)
 

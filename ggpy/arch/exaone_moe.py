@@ -1,8 +1,8 @@
 """exaone-moe: K-EXAONE: exaone4's attention, with a window in three of four layers and no rope in
-the others, after norms before the halves of a layer; experts after a few dense layers, chosen by
-sigmoids with a bias of the choice, and shared ones.
+the others, but with norms before attention and feed-forward; experts after a few dense layers,
+chosen by sigmoids with a bias of the choice, and shared experts.
 
-Blocks that predict further tokens stand after the layers of some files; they are not used.
+Some files have blocks for multi-token prediction after the layers; they are not used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ N_DENSE = ("first_k_dense_replace", "first_last_k_dense_replace")  # the second 
 
 
 def read(c: Context) -> ModelSettings:
-    """Rope and a window stand in the same layers."""
+    """The layers with a window are those with rope."""
     window = c.config.integer("attention.sliding_window", high=MAX_CONTEXT)
     pattern = c.config.windowed_layers(c.sizes.n_layer, PERIOD)
     windowed = replace(llama.attention(c, "neox"), window=window)

@@ -25,7 +25,7 @@ BASE = 10000.0  # of rope, where a file does not say
 
 
 def read(c: Context) -> ModelSettings:
-    """Layers 0, 2, 4, ... see a window, 1, 3, 5, ... everything, where a file does not say."""
+    """By default, layers 0, 2, 4, ... have a window, and layers 1, 3, 5, ... see everything."""
     window = c.config.integer("attention.sliding_window", 4096, low=0, high=MAX_CONTEXT)
     rope = read_rope(c.config, c.sizes, "neox")
     scale = attention_scale(c, N_LAYER_27B)
@@ -41,14 +41,14 @@ def read(c: Context) -> ModelSettings:
 
 
 def attention_scale(c: Context, n_layer_27b: int) -> float:
-    """1 / sqrt(E), but 1 / sqrt(D / H) in the 27B models, which files tell by their depth alone."""
+    """1 / sqrt(E), or 1 / sqrt(D / H) in the 27B models, which only their depth identifies."""
     s, layer = c.sizes, c.sizes.layer
     usual = (s.n_embd // layer.n_head if s.n_layer == n_layer_27b else layer.key_size) ** -0.5
     return c.config.real("attention.scale", 0.0) or usual
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Both soft caps are required: a file cannot say that there is none."""
+    """The settings of a file. Both soft caps are required: a file cannot say that there is none."""
     check_scale(s, N_LAYER_27B)
     sliding = hf.sliding_layers(s)
     if sliding and sliding != [i % 2 == 0 for i in range(len(sliding))]:
@@ -64,7 +64,7 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
 
 
 def check_scale(s: hf.CheckpointSettings, n_layer_27b: int, both_sides: bool = False) -> None:
-    """Refuse what the gemmas' files cannot say: another scale, activation, or direction."""
+    """Refuse what files of Gemma cannot express: another scale, activation, or direction."""
     s.only("hidden_activation", "gelu_pytorch_tanh")
     s.only("hidden_act", "gelu_pytorch_tanh", "gelu")  # transformers reads the other one
     s.only("use_bidirectional_attention", both_sides)

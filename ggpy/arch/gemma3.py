@@ -34,14 +34,14 @@ DEFAULTS = {
 
 
 def adapt(config: Config, tensors: dict[str, Tensor]) -> None:
-    """Ollama's files of the models that see images leave away what all of these models have."""
+    """Adds settings that Ollama leaves out of files of models with images: all these share them."""
     if config.has("mm.tokens_per_image") and not config.has(EPS):
         linear = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
         config.assume({EPS: 1e-6, "rope.freq_base": 1e6, **linear})
 
 
 def read(c: Context) -> ModelSettings:
-    """A file without a window has none, and one rope."""
+    """If the file has no window, no layer has one, and all layers have the same rope."""
     config, scale = c.config, attention_scale(c, N_LAYER_27B)
     window = config.integer("attention.sliding_window", 0, low=0, high=MAX_CONTEXT)
     rope = read_rope(config, c.sizes, "neox")
@@ -60,7 +60,7 @@ def read(c: Context) -> ModelSettings:
 
 
 def settings(s: hf.CheckpointSettings, both_sides: bool = False) -> hf.Metadata:
-    """Windows in the usual five of six layers are not mentioned in a file, others are."""
+    """The settings of a file. A file has a pattern of windows only if it is not the usual one."""
     check_scale(s, N_LAYER_27B, both_sides)
     s.only("attn_logit_softcapping", 0)
     base = s.real("rope_local_base_freq", LOCAL_BASE, low=1.000001)

@@ -1,9 +1,9 @@
-"""gemma4: layers of two kinds, with a window or without one, whose heads differ in size; q, k and v
-have a norm, and what a layer returns has a scale.
+"""gemma4: layers with a window and layers without one, whose heads differ in size; norms on q, k
+and v; a scale of each layer's output.
 
-The smallest models (E2B, E4B) have an input of each layer from a table, and their last layers read
-the keys and values of earlier ones. The larger ones make keys and values of one matrix where a
-layer sees everything. 26B-A4B has experts beside the feed-forward of each layer.
+In the smallest models (E2B, E4B), each layer has an input of its own from a table, and the last
+layers read the keys and values of earlier layers. In the larger models, layers without a window
+make keys and values from one matrix. 26B-A4B has experts beside the feed-forward of each layer.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def read(c: Context) -> ModelSettings:
 
 
 def _ropes(c: Context) -> tuple[Rope, Rope]:
-    """Of layers without a window, and of those with one."""
+    """(the rope of layers without a window, the rope of layers with one)."""
     whole = read_rope(c.config, c.sizes, "neox")
     base = c.config.real("rope.freq_base_swa", LOCAL_BASE, low=1.000001)
     size = min((x.key_size for x in c.sizes.layers if x.windowed), default=2)
@@ -137,7 +137,7 @@ def _owner(c: Context, layer: int) -> int:
 
 
 def _scale(c: Context, layer: int) -> float:
-    """What x behind a layer is multiplied by; 1 where the file does not say."""
+    """The scale of x after a layer; 1 if the file does not say."""
     name = f"blk.{layer}.layer_output_scale.weight"
     if name not in c.tensors:
         return 1.0
@@ -148,7 +148,7 @@ def _scale(c: Context, layer: int) -> float:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """UnsupportedModel for what a file cannot say: attention to later tokens, another rope."""
+    """The settings of a file; UnsupportedModel for what it cannot express, as another rope."""
     s.only("hidden_activation", "gelu_pytorch_tanh")
     s.only("use_bidirectional_attention", "vision")  # only tokens of images see later ones
     n_vocab = s.integer("vocab_size", high=1 << 31)
@@ -164,12 +164,12 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
 
 
 def _windowed(s: hf.CheckpointSettings) -> list[bool]:
-    """The last layer has none in any case."""
+    """Which layers have a window; the last layer never has one."""
     return [*hf.windows_in_layers(s, PERIOD)[:-1], False]
 
 
 def _whole(s: hf.CheckpointSettings, key: str, old: str) -> int | None:
-    """A size of layers without a window: from per_layer_config, or under its own name."""
+    """A size of layers without a window: from per_layer_config, or under the name `old`."""
     layers = s.part("per_layer_config")
     whole = [i for i, windowed in enumerate(_windowed(s)) if not windowed]
     said = {layers.part(str(i)).integer(key) for i in whole if layers.part(str(i)).has(key)}
@@ -179,7 +179,7 @@ def _whole(s: hf.CheckpointSettings, key: str, old: str) -> int | None:
 
 
 def _heads(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Sizes, and how many share keys and values; of K = V alone their number may differ."""
+    """Head sizes and numbers of KV heads; these differ between layers only if K = V."""
     local, n_local = s.integer("head_dim"), s.integer("num_key_value_heads")
     whole = _whole(s, "head_dim", "global_head_dim") or WHOLE_HEAD
     n_whole = _whole(s, "num_key_value_heads", "num_global_key_value_heads")
@@ -194,7 +194,7 @@ def _heads(s: hf.CheckpointSettings) -> hf.Metadata:
 
 
 def _rope(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Both kinds of layers have a base of their own; one rotates a part of its pairs."""
+    """Both kinds of layers have their own base; layers without a window rotate some pairs only."""
     whole, local = _rope_parts(s)
     whole.only("rope_type", "proportional")
     local.only("rope_type", "default")
@@ -213,14 +213,14 @@ def _rope(s: hf.CheckpointSettings) -> hf.Metadata:
 
 
 def _rope_parts(s: hf.CheckpointSettings) -> list[hf.CheckpointSettings]:
-    """The settings of layers without a window, and of those with one."""
+    """[rope settings of layers without a window, those of layers with one]."""
     parts = s.part("rope_parameters", ROPE)
     return [parts.part(kind, ROPE[kind]) for kind in ("full_attention", "sliding_attention")]
 
 
 def rope_freqs(s: hf.CheckpointSettings) -> dict[str, NDArray[np.float32]]:
-    """Factors of rope: 1 for the pairs that are rotated, and so much for the others that these
-    hardly are.
+    """Factors of rope: 1 for pairs that are rotated, and for the others a number so large that
+    their rotation is negligible.
     """
     n_pair = (_whole(s, "head_dim", "global_head_dim") or WHOLE_HEAD) // 2
     share = _rope_parts(s)[0].real(hf.ROTATED_SHARE, 1.0, high=1.0)
@@ -230,7 +230,7 @@ def rope_freqs(s: hf.CheckpointSettings) -> dict[str, NDArray[np.float32]]:
 
 
 def _shared(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Layers without keys and values of their own, whose feed-forward may be twice as wide."""
+    """How many layers share keys and values; the feed-forward of these may be twice as wide."""
     n_layer, n_ff = s.integer("num_hidden_layers"), s.integer("intermediate_size")
     n_shared = s.integer("num_kv_shared_layers", 0, low=0, high=n_layer - 1)
     found: hf.Metadata = {SHARED_LAYERS: ("u32", n_shared)}
@@ -241,7 +241,7 @@ def _shared(s: hf.CheckpointSettings) -> hf.Metadata:
 
 
 def _experts(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Of all layers or of none: without enable_moe_block the other settings have no effect."""
+    """Settings of experts. Without enable_moe_block the other settings have no effect."""
     if s.flag("enable_moe_block", False):
         return hf.experts(s)
     for key in EXPERT_SETTINGS:
@@ -250,7 +250,7 @@ def _experts(s: hf.CheckpointSettings) -> hf.Metadata:
 
 
 def more(sizes: Dimensions, layer: int | None) -> Mapping[str, str]:
-    """Tables of inputs, and factors of rope; keys and values of layers that do not share them."""
+    """The table of inputs, factors of rope, and keys and values of layers that have their own."""
     if layer is None:
         has_whole = not all(x.windowed for x in sizes.layers)
         return {**(inputs.TABLE if sizes.n_input else {}), **(ROPE_FREQS if has_whole else {})}
@@ -262,7 +262,7 @@ def more(sizes: Dimensions, layer: int | None) -> Mapping[str, str]:
 
 
 def idle(sizes: Dimensions, layer: int | None) -> Mapping[str, str]:
-    """Checkpoints have keys and values of layers that share those of others."""
+    """Unused keys and values, which checkpoints have also for layers that share those of others."""
     return OWN if layer is not None and sizes.layers[layer].shares_keys else {}
 
 

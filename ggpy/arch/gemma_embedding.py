@@ -1,7 +1,7 @@
-"""gemma-embedding: gemma3 in which a token sees later ones too; its windows reach to both sides.
+"""gemma-embedding: gemma3 in which a token also sees later tokens; its windows reach to both sides.
 
-It makes embeddings: the mean of the hidden states, multiplied with two matrices. Nothing continues
-a text.
+It makes embeddings: the mean of the hidden states, multiplied with two matrices. It does not
+generate text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BOTH_SIDES = "use_bidirectional_attention"
 
 
 def read(c: Context) -> ModelSettings:
-    """gemma3's, on both sides; files need not say so."""
+    """gemma3's settings, with attention to both sides, which files need not say."""
     c.config.only("attention.causal", False)
     found = gemma3.read(c)
     return replace(found, layers=[_both_sided(layer) for layer in found.layers])
@@ -37,7 +37,7 @@ def _both_sided(layer: LayerSettings) -> LayerSettings:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """gemma3's; the window is the whole width, of which half lies before a token."""
+    """gemma3's settings; the window counts both sides, half of it before a token."""
     if not s.flag(BOTH_SIDES, False):
         raise s.refuse(BOTH_SIDES, "a model without a head has to see both sides")
     return gemma3.settings(s, both_sides=True)

@@ -23,12 +23,12 @@ SANDWICH = {
 
 
 def read(c: Context) -> ModelSettings:
-    """Every layer is alike."""
+    """All layers are alike."""
     return llama.read(c, "neox" if has_sections(c.config) else "norm")
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Those of llama, and rope on a part of each head."""
+    """The settings of llama, with rope on a part of each head."""
     s.only("hidden_act", "silu", "swish")
     return {**hf.sizes(s), **hf.partial_rope(s, 10000.0, ROTATED_SHARE), **hf.head_sizes(s)}
 

@@ -1,8 +1,8 @@
-"""glm4moe: GLM-4.5 to 4.7: experts behind a few dense layers, chosen by sigmoids with a bias of the
-choice, and a shared one.
+"""glm4moe: GLM-4.5 to 4.7: experts after a few dense layers, chosen by sigmoids with a bias of the
+choice, and a shared expert.
 
-Half of each head is rotated. Blocks that predict further tokens stand behind the layers of some
-files; they are not used.
+Half of each head is rotated. Some files have blocks for multi-token prediction after the layers;
+they are not used.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ CHECKPOINT = {
 
 
 def read(c: Context) -> ModelSettings:
-    """Sections of rope, which models that read images have, are not used."""
+    """Reads sections of rope, which models for images have, but does not use them."""
     c.config.raw(SECTIONS)
     return read_layers(c)
 
 
 def read_layers(c: Context) -> ModelSettings:
-    """llama's attention, with halves as rope's pairs, and feed_forwards."""
+    """llama's attention with rope of style "neox", and feed_forwards."""
     mixer = llama.attention(c, "neox")
     return ModelSettings([LayerSettings(mixer, ffn) for ffn in feed_forwards(c)])
 
 
 def feed_forwards(c: Context) -> list[DenseSettings | MoESettings]:
-    """The file may set the router's score, whether weights add up to 1, and their scale."""
+    """The feed-forwards. The file may set the router's score, normalisation and scale."""
     experts = MoESettings(read_router(c.config, c.sizes, "sigmoid", says=moe.SETTINGS))
     return moe.feed_forwards(c.sizes, experts)
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Dense layers come first; whether q and k have norms, the tensors say."""
+    """The settings of a file. Whether q and k have norms is known from the tensors."""
     s.only("hidden_act", "silu", "swish")
     s.raw("use_qk_norm")
     return {

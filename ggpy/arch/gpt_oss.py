@@ -1,7 +1,8 @@
 """gpt-oss: attention with sinks, a window in every second layer, biases everywhere, and experts
 with an activation of their own.
 
-The norm before the experts is stored under the name that others have for one behind the attention.
+The norm before the experts is stored under the name that other architectures use for a norm after
+the attention.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""granite: llama with four multipliers: of the embedding, of scores, of what each half of a layer
-adds, and of logits.
+"""granite: llama with four multipliers: of the embedding, of attention scores, of what attention
+and feed-forward add to x, and of logits.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """granitemoe: Granite 3 with experts, 1B-A400M and 3B-A800M: granite with experts instead of the
-dense feed-forward, and perhaps one more that every token takes.
+dense feed-forward; some have a shared expert.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""hunyuan-dense: qwen3 with the norms of q and k behind rope, whose base is stretched by a fixed
-factor.
+"""hunyuan-dense: qwen3 with the norms of q and k after rope; the base of rope is stretched by a
+fixed factor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNUSED = (
 
 
 def read(c: Context) -> ModelSettings:
-    """rope.scaling.alpha stretches the base: base * alpha^(E / (E - 2))."""
+    """rope.scaling.alpha stretches the base of rope to base * alpha^(E / (E - 2))."""
     rope = read_rope(c.config, c.sizes, "neox")
     size = c.sizes.layer.key_size
     if alpha := c.config.real("rope.scaling.alpha", 0.0):
@@ -40,18 +40,18 @@ def read(c: Context) -> ModelSettings:
 
 
 def mixer(c: Context, rope: RopeSettings) -> AttentionSettings:
-    """Attention with that rope."""
+    """Attention with this rope, and norms of q and k after it."""
     scale = c.sizes.layer.key_size**-0.5
     return AttentionSettings(scale, build_rope(rope), norm_after_rope=True)
 
 
 def stretched(base: float, alpha: float, size: int) -> float:
-    """NTK-aware scaling for a head of that size."""
+    """The base of rope with NTK-aware scaling, for heads of this size."""
     return float(base * alpha ** (size / (size - 2)))
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """rope_type "dynamic" with an alpha is no function of the length here."""
+    """The settings of a file. With an alpha, rope_type "dynamic" does not depend on the length."""
     s.only("hidden_act", "silu", "swish")
     s.only("use_cla", False)
     for key in UNUSED:

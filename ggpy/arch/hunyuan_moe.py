@@ -1,6 +1,4 @@
-"""hunyuan-moe: Hunyuan-A13B: hunyuan-dense with experts, and a feed-forward that every token takes
-beside them.
-"""
+"""hunyuan-moe: Hunyuan-A13B: hunyuan-dense with experts and a shared expert."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def read(c: Context) -> ModelSettings:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Lists have a number for each layer, which are the same."""
+    """The settings of a file. Lists have one number for each layer, and all must be equal."""
     s.only("use_mixed_mlp_moe", True)
     s.only("group_limited_greedy", False)
     s.only("use_mla", False)

@@ -1,7 +1,7 @@
-"""What models with gated delta nets and gated attention have in common: Qwen3.5, and Qwen3-Next.
+"""Models with gated delta nets and gated attention: the common parts of Qwen3.5 and Qwen3-Next.
 
-Files have value heads in another order than checkpoints: those of all key heads in turn, so that
-key head h % Hk is that of value head h. Knows no single architecture.
+The order of value heads differs: in files of Qwen3.5, value head h belongs to key head h % Hk; in
+checkpoints, the value heads of a key head are neighbours. This module knows no single architecture.
 """
 
 from __future__ import annotations
@@ -134,15 +134,15 @@ def _layers(s: hf.CheckpointSettings) -> hf.Metadata:
 
 
 def reordered(sizes: LayerSizes) -> dict[str, hf.Transform]:
-    """How the tensors of a file are made of a checkpoint's: value heads in the order of files."""
+    """Transforms from a checkpoint to a file, with value heads in the order of files."""
     r = sizes.recurrent
     if r is None:
         return {}
     heads = np.arange(r.n_v_head).reshape(r.n_k_head, -1).T.reshape(-1)
     rows = _rows(heads, r.size)
-    behind = np.concatenate([np.arange(r.channels - len(rows)), rows + r.channels - len(rows)])
+    values_last = np.concatenate([np.arange(r.channels - len(rows)), rows + r.channels - len(rows)])
     return {
-        **{stem: hf.Transform(behind) for stem in ("attn_qkv", "ssm_conv1d")},
+        **{stem: hf.Transform(values_last) for stem in ("attn_qkv", "ssm_conv1d")},
         "attn_gate": hf.Transform(rows),
         **{stem: hf.Transform(heads) for stem in ("ssm_beta", "ssm_alpha", "ssm_dt")},
         "ssm_a": hf.Transform(heads, function=_decay),
@@ -151,8 +151,8 @@ def reordered(sizes: LayerSizes) -> dict[str, hf.Transform]:
 
 
 def taken_apart(sizes: LayerSizes) -> dict[str, hf.Transform]:
-    """The tensors of a file of Qwen3-Next: its heads have no other order, but in one tensor stand,
-    for each key head, its q, k, v and z.
+    """Transforms for Qwen3-Next: heads keep their order, but a checkpoint has q, k, v and z of each
+    key head, one head after the other, in one tensor.
     """
     r = sizes.recurrent
     if r is None:
@@ -167,7 +167,9 @@ def taken_apart(sizes: LayerSizes) -> dict[str, hf.Transform]:
 
 
 def qkvz_rows(r: Recurrent) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Where in one matrix of q, k, v and z of each key head in turn q, k and v are, and z."""
+    """(rows of q, k and v; rows of z) in a matrix with q, k, v and z of one key head after the
+    other.
+    """
     shares = np.cumsum([0, r.size, r.size, *[r.n_v_head // r.n_k_head * r.size] * 2])
     starts = np.arange(r.n_k_head)[:, None] * shares[-1]
     q, k, v, z = ((starts + np.arange(a, b)).reshape(-1) for a, b in pairwise(shares))

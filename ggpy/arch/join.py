@@ -1,7 +1,7 @@
-"""Experts that files of old converters have in a tensor each: blk.0.ffn_up.3.weight is that of
-expert 3, as Mixtral's were stored until April 2024.
+"""Joins experts that old converters stored in one tensor each: blk.0.ffn_up.3.weight belongs to
+expert 3. Mixtral was stored so until April 2024.
 
-Knows names and shapes, no architecture.
+This module knows names and shapes, but no architecture.
 """
 
 from __future__ import annotations

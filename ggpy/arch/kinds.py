@@ -1,7 +1,7 @@
-"""Layers of one model that differ in kind: those with a window, whose heads have a size of their
-own, and those that read the keys and values of others.
+"""Layers of different kinds in one model: layers with a window, whose heads have another size, and
+layers that read the keys and values of others.
 
-Knows settings and sizes, no tensors and no weights.
+This module knows settings and sizes, but no tensors and no weights.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ UNDERSTOOD = frozenset({KEY_LENGTH_SWA, SHARED_LAYERS, INPUT})
 
 
 def read_kinds(config: Config, sizes: Dimensions) -> Dimensions:
-    """The sizes with those of heads in layers that have a window, which a file says of each layer;
-    the last layers share keys and values; each layer has an input of its own, if a file says so.
+    """Adds to the sizes: which layers have a window, and their head size; how many of the last
+    layers share keys and values; the size of layers' own inputs.
     """
     n_layer = sizes.n_layer
     size = config.integer(KEY_LENGTH_SWA, high=MAX_HEAD_SIZE)

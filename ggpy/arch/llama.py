@@ -1,7 +1,7 @@
-"""llama: Llama 1 to 3, Mistral, Mixtral, TinyLlama, SmolLM2 and whatever else is converted under
-this name.
+"""llama: Llama 1 to 3, Mistral, Mixtral, TinyLlama, SmolLM2 and other models that are converted
+under this name.
 
-Converters permute the rows of q and k so that rope's pairs are neighbours: style "norm".
+Converters permute the rows of q and k, so rope's pairs are neighbours: style "norm".
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ MIXTRAL = {
 
 
 def adapt(config: Config, tensors: dict[str, Tensor]) -> None:
-    """A feed-forward with biases, as Granite Code has it, is an expert that every token takes:
-    experts have biases.
+    """Makes a feed-forward with biases (Granite Code) a single expert that every token takes,
+    because only experts may have biases.
     """
     parts = tuple(f"ffn_{part}" for part in ("gate", "up", "down"))
     n_layer = config.integer("block_count", high=MAX_LAYERS)
@@ -62,7 +62,7 @@ def adapt(config: Config, tensors: dict[str, Tensor]) -> None:
 
 
 def read(c: Context, style: Style = "norm") -> ModelSettings:
-    """The same rope everywhere; a window, where the file has one, in every layer."""
+    """All layers are alike: the same rope, and the same window if the file has one."""
     window = c.config.integer("attention.sliding_window", 0, low=0, high=MAX_CONTEXT)
     ffn = _experts(c) if c.sizes.layer.n_expert else DenseSettings("silu")
     layer = LayerSettings(replace(attention(c, style), window=window), ffn)
@@ -70,7 +70,7 @@ def read(c: Context, style: Style = "norm") -> ModelSettings:
 
 
 def attention(c: Context, style: Style = "norm") -> AttentionSettings:
-    """Over the whole context, with rope in any scaling."""
+    """Attention over the whole context, with any scaling of rope."""
     settings = read_rope(c.config, c.sizes, style)
     rope = build_rope(settings, choose_factors(settings, c.tensors, c.n_ctx))
     scale = c.config.real("attention.scale", 0.0) or c.sizes.attention.key_size**-0.5
@@ -78,13 +78,13 @@ def attention(c: Context, style: Style = "norm") -> AttentionSettings:
 
 
 def _experts(c: Context) -> MoESettings:
-    """Mixtral's, whose weights add up to 1."""
+    """Mixtral's experts; the weights of the chosen ones add up to 1."""
     return MoESettings(read_router(c.config, c.sizes, normalise=True))
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Llama's; Mistral's have a window besides, which a Llama has not even if it is set; Mixtral's
-    have experts.
+    """The settings of a file. A window counts in models of class Mistral only, even if another
+    model sets it; Mixtral has experts.
     """
     found = {**usual_settings(s), **hf.head_sizes(s)}
     if s.raw("architectures") in WINDOWED and (window := hf.window_of(s)):
@@ -97,7 +97,7 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
 def usual_settings(
     s: hf.CheckpointSettings, theta: float = 10000.0, known: tuple[str, ...] = ()
 ) -> hf.Metadata:
-    """What llama.cpp writes for all that it derives from Llama; theta, known: see hf.rope."""
+    """The settings that llama.cpp writes for all kinds of Llama; theta, known: see hf.rope."""
     s.only("hidden_act", "silu", "swish")
     return {
         **hf.sizes(s),

@@ -1,8 +1,9 @@
-"""llama4: Llama 4 Scout and Maverick, texts only: experts in every layer or every second one, whose
-weight multiplies what they take, and a shared one.
+"""llama4: Llama 4 Scout and Maverick, texts only: experts in every layer or in every second layer,
+and a shared expert. The router's weight multiplies the input of an expert.
 
-Three of four layers see the chunk of 8192 positions that a token is in; the fourth sees everything,
-has no rope, and queries that grow with their position. A file says none of these numbers.
+In three of four layers a token sees its own chunk of 8192 positions. In the fourth layer it sees
+everything; that layer has no rope, and its queries grow with the position. Files contain none of
+these numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NAMES = {"mlp.shared_experts.": "mlp.shared_expert.", "mlp.gate.": "mlp.router."
 
 
 def read(c: Context) -> ModelSettings:
-    """A context of one chunk has none, and no temperature but at its last position."""
+    """In a context of one chunk, no layer has chunks, and only the last position a temperature."""
     c.config.only("attention.sliding_window", CHUNK)
     whole, n_layer = llama.attention(c), c.sizes.n_layer
     n_expert = max(layer.n_expert for layer in c.sizes.layers)
@@ -42,7 +43,7 @@ def read(c: Context) -> ModelSettings:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """UnsupportedModel for what a file cannot say."""
+    """The settings of a file; UnsupportedModel for what it cannot express."""
     n_layer, step = s.integer("num_hidden_layers"), s.integer("interleave_moe_layer_step", 1)
     for key, value in (
         *(("attention_chunk_size", CHUNK), ("floor_scale", TEMPERATURE.length)),
@@ -73,7 +74,7 @@ def _only_list(s: hf.CheckpointSettings, key: str, usual: list[int] | list[str])
 
 
 def _named(theirs: str) -> str:
-    """A feed-forward's tensor, by the name that it has here."""
+    """The name that a feed-forward's tensor has in these checkpoints."""
     for usual, here in NAMES.items():
         theirs = theirs.replace(usual, here)
     return theirs.replace("mlp.", "feed_forward.")

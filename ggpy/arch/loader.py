@@ -1,7 +1,7 @@
-"""From an open file to a decoder: all that the file says is checked, then its weights are handed to
-a backend.
+"""Makes a decoder from an open file: checks everything in the file, then hands its weights to a
+backend.
 
-Nothing here knows what one architecture asks for, or what a backend makes of a weight.
+Nothing here knows the needs of a single architecture, or how a backend stores a weight.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from .layers.moe import MoESettings
 from .placement import stays_on_host
 from .scheme import SCALE, Given, Scheme, read_scheme, scale_of
 
-Progress = Callable[[int, int], None]  # bytes of weights handed over, of all
-MOST_BATCH, LEAST_BATCH = 2048, 512  # tokens of a step: on a GPU prefill gains 14 % by the former
+Progress = Callable[[int, int], None]  # gets the bytes of weights handed over so far, and of all
+MOST_BATCH, LEAST_BATCH = 2048, 512  # tokens of a step: prefill on a GPU is 14 % faster with 2048
 IN_SETTINGS = (SCALE, *inputs.SCALE)  # ends of names
 BIAS = ".bias"
 FLOATS = ("F64", "F32", "F16", "BF16")
-READERS = 8  # threads that check scales: one alone reads a mapped file slower than a bus is
+READERS = 8  # threads that check scales: a single one reads a mapped file slower than the bus
 
 
 class Understood(NamedTuple):
-    """What a file says."""
+    """The checked contents of a file."""
 
     sizes: Dimensions
     settings: ModelSettings
-    collected: dict[str, tuple[Tensor, Declared]]  # tensors by name, fused ones taken apart
+    collected: dict[str, tuple[Tensor, Declared]]  # tensors by name, with fused ones split
     scheme: Scheme
 
 
@@ -67,11 +67,12 @@ def build(
     n_positions: int | None = None,
     n_cpu_moe: int = 0,
 ) -> Decoder:
-    """Check all the file says, then hand its weights over; GGUFError names what is wrong.
+    """Check the file, then hand its weights to `ops`; GGUFError says what is wrong with the file.
 
-    n_seq sequences of n_ctx tokens, which share n_positions of the KV cache where that is given,
-    n_batch in a step, or as many as are fast: MemoryError where they do not fit. ValueError for
-    types of the KV cache that the model's heads are too small for. n_cpu_moe: see placement.py.
+    The decoder is for n_seq sequences of n_ctx tokens, which share n_positions of the KV cache if
+    that is given, with n_batch tokens in a step (None: as many as are fast). MemoryError if they do
+    not fit. ValueError if the heads are too small for the types of the KV cache. n_cpu_moe: see
+    placement.py.
     """
     sizes, settings, collected, scheme = understood(architecture, file, n_ctx)
     tensors = {name: tensor for name, (tensor, _) in collected.items()}
@@ -104,14 +105,14 @@ def build(
 
 
 def _steps(n_batch: int | None, n_ctx: int, causal: bool) -> tuple[int, int]:
-    """Tokens of a step at most and at least; a text that is not read causally is one step."""
+    """(most, least) tokens of a step; without causal attention, a step contains the whole text."""
     if n_batch is not None:
         return n_batch, n_batch
     return (MOST_BATCH, LEAST_BATCH) if causal else (n_ctx, n_ctx)
 
 
 def understood(architecture: Architecture, file: File, n_ctx: int) -> Understood:
-    """All that the file says, checked; weights are not read. GGUFError names what is wrong."""
+    """Check the settings and tensors of a file, without reading weights; GGUFError."""
     config = Config(file.metadata, architecture.name, file.path)
     found = of_texts(file)
     architecture.adapt(config, found)
@@ -128,7 +129,7 @@ def understood(architecture: Architecture, file: File, n_ctx: int) -> Understood
 
 
 def _n_used(layer: LayerSettings) -> int:
-    """Experts of a token."""
+    """J, the experts that a token chooses."""
     return layer.ffn.router.n_used if isinstance(layer.ffn, MoESettings) else 0
 
 
@@ -143,14 +144,14 @@ def _n_vocab(file: File) -> int:
 
 
 def _on_host(tensors: Mapping[str, Tensor], names: Iterable[str]) -> list[NDArray[np.float32]]:
-    """Those that are there; they are multiplied with so little that the host computes it."""
+    """The existing tensors among `names`, for small products that the host computes."""
     return [np.array(tensors[x].dequantize(), np.float32) for x in names if x in tensors]
 
 
 def _weights(
     collected: Mapping[str, tuple[Tensor, Declared]], scheme: Scheme, n_cpu_moe: int
 ) -> dict[str, Given]:
-    """The tensors that become weights, with the scales of their rows."""
+    """The tensors that become weights, with their row scales."""
     found = {}
     for name, (tensor, declared) in collected.items():
         if name in {**ROPE_FREQS, **ROPE_FACTORS, **CLASSIFIER, **DENSE}:
@@ -161,7 +162,7 @@ def _weights(
         lookup = on_host or (name == "token_embd.weight" and "output.weight" in collected)
         lookup = lookup or (name.endswith(BIAS) and len(tensor.shape) == 2)  # a row for each expert
         scale, _ = collected.get(scale_of(name), (None, None))
-        if declared.axes.endswith((" taps", " E")):  # a small table that nothing is multiplied with
+        if declared.axes.endswith((" taps", " E")):  # small tables: no product multiplies them
             tensor = _flat(tensor)
         layer = layer_of(name)
         on_host = on_host or stays_on_host(tensor, layer, n_cpu_moe)
@@ -180,7 +181,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _parts(weights: Mapping[str, Given]) -> list[tuple[Tensor, Role]]:
-    """All tensors that are handed over, and what each is for."""
+    """All tensors that are handed over, row scales included, with their roles."""
     given = weights.values()
     scales = [(x.scale, Role(x.role.axes.split()[0])) for x in given if x.scale is not None]
     return [(x.tensor, x.role) for x in given] + scales

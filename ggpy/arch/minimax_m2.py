@@ -1,7 +1,7 @@
-"""minimax-m2: MiniMax-M2: experts in every layer, chosen by sigmoids with a bias of the choice, and
+"""minimax-m2: MiniMax-M2: experts in every layer, chosen by sigmoids with a bias of the choice;
 norms of q and k over all heads together.
 
-The first part of each head is rotated.
+Only the first elements of each head are rotated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def read(c: Context) -> ModelSettings:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """How much of a head is rotated is said in elements or as a share."""
+    """The settings of a file. The rotated part of a head is given in elements or as a share."""
     s.only("hidden_act", "silu", "swish")
     s.only("scoring_func", "sigmoid")
     s.only("shared_intermediate_size", 0)

@@ -1,5 +1,5 @@
-"""mistral3: Ministral 3, Devstral 2 and Mistral Small 3: llama with YaRN of another magnitude, and
-queries that grow with their position.
+"""mistral3: Ministral 3, Devstral 2 and Mistral Small 3: llama with another magnitude of YaRN, and
+with queries that grow with their position.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEFAULTS = {
 
 
 def read(c: Context) -> ModelSettings:
-    """Queries grow from the original context on: a context that is no longer has no temperature."""
+    """Queries grow beyond the original context only, so a shorter one has no temperature."""
     mixer = llama.attention(c)
     settings = read_rope(c.config, c.sizes, "norm")
     scale, log_multiplier = c.config.real(SCALE, 0.0), c.config.real(LOG, 0.0)
@@ -35,7 +35,7 @@ def read(c: Context) -> ModelSettings:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Of Mistral Small 3, whose text model is a plain Mistral, and of Ministral 3."""
+    """The settings of Mistral Small 3, whose text model is a plain Mistral, and of Ministral 3."""
     s.only("sliding_window", 0)
     if s.raw("model_type") != "ministral3":
         return llama.usual_settings(s, 1e9)

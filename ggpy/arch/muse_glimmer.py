@@ -1,8 +1,8 @@
-"""muse-glimmer: Muse Glimmer, texts only: norms before and after both halves of a layer, norms of
-heads, a gate of the attention's output, and an RMS norm of embeddings.
+"""muse-glimmer: Muse Glimmer, texts only: norms before and after both attention and feed-forward,
+norms on heads, a gate of the attention's output, and an RMS norm of embeddings.
 
-Three of four layers have a window; the fourth sees everything and has no rope. What multiplies q
-behind its norm is in the norm's weights.
+Three of four layers have a window; the fourth sees everything and has no rope. The factor of q
+after its norm is part of the norm's weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .layers.dense import DenseSettings
 from .rope import build_rope, read_rope
 
 PERIOD = 4  # every fourth layer sees everything
-POST_EPS = 1e-8  # of norms behind the halves of a layer
+POST_EPS = 1e-8  # of the norms after attention and feed-forward
 LOGIT_SCALE = "logit_scale"
 OTHERS = ("vision_tower", "vision_adapter", "vision_projection")  # beside the text model
 OFFSET = hf.Transform(function=lambda w: w + 1)  # of all norms but the last
@@ -77,7 +77,7 @@ def settings(s: hf.CheckpointSettings) -> hf.Metadata:
 
 
 def norms(s: hf.CheckpointSettings) -> dict[str, np.ndarray]:
-    """The norms of heads, which checkpoints have no weights of."""
+    """The weights of the norms of heads, which checkpoints do not have."""
     ones = np.ones(hf.head_size(s), np.float32)
     factors = {"attn_q_norm": s.real("qk_scale_factor"), "attn_k_norm": 1.0}
     layers = range(s.integer("num_hidden_layers"))

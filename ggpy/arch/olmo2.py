@@ -1,4 +1,4 @@
-"""olmo2: OLMo 2 and 3: norms behind the halves of a layer instead of before them, and norms of q
+"""olmo2: OLMo 2 and 3: norms after attention and feed-forward instead of before them; norms of q
 and k over all heads together.
 
 OLMo 3 has a window in three of four layers, whose rope is never scaled.
@@ -26,15 +26,15 @@ from .rope import build_rope, read_rope
 
 PERIOD = 4  # every fourth layer sees everything
 THETA_3 = 5e5
-NORMS = ("attn_norm.weight", "ffn_norm.weight")  # that others have before the halves
-BEHIND = {  # names in checkpoints
+NORMS = ("attn_norm.weight", "ffn_norm.weight")  # of others, before attention and feed-forward
+BEHIND = {  # the norms after attention and feed-forward: names in files -> in checkpoints
     "post_attention_norm.weight": "post_attention_layernorm.weight",
     "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
 }
 
 
 def read(c: Context) -> ModelSettings:
-    """A file without a window has none, and one rope."""
+    """If the file has no window, no layer has one, and all layers have the same rope."""
     whole = replace(llama.attention(c, "neox"), norm_whole=True)
     window = c.config.integer("attention.sliding_window", 0, low=0, high=MAX_CONTEXT)
     rope = read_rope(c.config, c.sizes, "neox")
@@ -46,7 +46,7 @@ def read(c: Context) -> ModelSettings:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Olmo3 has windows, and in their layers rope that is not scaled."""
+    """The settings of a file. Olmo3 has windows; rope is not scaled in layers with a window."""
     s.only("hidden_act", "silu", "swish")
     s.only("clip_qkv", 0)
     if s.raw("architectures") != ["Olmo3ForCausalLM"]:

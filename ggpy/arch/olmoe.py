@@ -1,5 +1,5 @@
-"""olmoe: OLMoE-1B-7B: llama with norms of q and k over all heads together, rope's halves as pairs,
-and experts, whose weights are as the softmax has them.
+"""olmoe: OLMoE-1B-7B: llama with norms of q and k over all heads together, rope of style "neox",
+and experts whose weights are the softmax's, not divided by their sum.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """phi3: Phi-3 to Phi-4: llama with q, k, v in one tensor, gate and up in another, and LongRoPE.
 
-Only a part of each head is rotated in some of them (`rope.dimension_count`), with halves as pairs.
+Some rotate only a part of each head (`rope.dimension_count`); rope's style is "neox".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARTS = ("attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight")
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """A window of 0 is none; the factors of LongRoPE are tensors."""
+    """A window of 0 means none; the factors of LongRoPE are tensors."""
     s.only("hidden_act", "silu", "swish")
     s.only("full_attn_mod", 1)  # Phi-4-mini has layers of one kind
     s.only("interpolate_factor", 1)

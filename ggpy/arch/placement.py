@@ -1,6 +1,6 @@
-"""Which weights stay in the memory of the host: the experts of a model's first layers.
+"""Which weights stay in host memory: the experts of a model's first layers.
 
-What a backend does with the wish is its own.
+A backend may ignore this wish.
 """
 
 from __future__ import annotations

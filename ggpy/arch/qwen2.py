@@ -1,4 +1,4 @@
-"""qwen2: llama with biases on q, k and v, and rope's halves as pairs."""
+"""qwen2: llama with biases on q, k and v, and rope of style "neox"."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def read(c: Context) -> ModelSettings:
 def settings(
     s: hf.CheckpointSettings, theta: float = 10000.0, known: tuple[str, ...] = ()
 ) -> hf.Metadata:
-    """Without the windows that some of the layers may have: no released model uses them. theta,
-    known: see hf.rope.
+    """The settings of a file. Windows of some layers are refused: no released model uses them.
+    theta, known: see hf.rope.
     """
     s.only("hidden_act", "silu", "swish")
     _refuse_windows(s)
@@ -25,7 +25,7 @@ def settings(
 
 
 def _refuse_windows(s: hf.CheckpointSettings) -> None:
-    """A window counts if it is switched on and there are layers that have it."""
+    """Refuse a window if it is switched on and some layers have it."""
     window = s.flag("use_sliding_window", False) and hf.window_of(s)
     n = layers_with_windows(s, 28)
     s.raw("sliding_window")  # read, even if it is off
@@ -34,7 +34,7 @@ def _refuse_windows(s: hf.CheckpointSettings) -> None:
 
 
 def layers_with_windows(s: hf.CheckpointSettings, first: int) -> int:
-    """How many layers would have a window; those from `first` on, where nothing says so."""
+    """How many layers would have a window; by default, all from `first` on."""
     first = s.integer("max_window_layers", first, low=0)
     sliding = hf.sliding_layers(s)
     if sliding is None:

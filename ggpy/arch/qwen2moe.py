@@ -1,4 +1,4 @@
-"""qwen2moe: qwen2 with experts, and one more that every token takes, through a gate."""
+"""qwen2moe: qwen2 with experts and a shared expert with a gate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARED = {
 
 
 def read(c: Context) -> ModelSettings:
-    """qwen2's attention; the weights of the chosen experts are as the softmax has them."""
+    """qwen2's attention; the weights of the chosen experts are the softmax's, not normalised."""
     ffn = MoESettings(read_router(c.config, c.sizes))
     return ModelSettings([LayerSettings(x.mixer, ffn) for x in read_dense(c).layers])
 

@@ -1,5 +1,5 @@
-"""qwen2vl: the text model of Qwen2-VL and Qwen2.5-VL: qwen2, whose rope has sections for the axes
-of images. In a text all axes have the same position, so that sections change nothing.
+"""qwen2vl: the text model of Qwen2-VL and Qwen2.5-VL: qwen2 with sections of rope for the axes of
+images. In a text all axes have the same position, so sections change nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ UNUSED = (  # of images, where settings of the text model stand beside them
 
 
 def read(c: Context) -> ModelSettings:
-    """Positions along the axes are read, and not used."""
+    """Reads the sections of rope, but does not use them."""
     c.config.raw(SECTIONS)
     return read_text(c)
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """mrope_section is how many pairs each axis has; files have four of them."""
+    """mrope_section has the number of pairs of each axis; files have four numbers."""
     for key in UNUSED:
         s.raw(key)
     rope = hf.rope_part(s, THETA)

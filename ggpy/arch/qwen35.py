@@ -1,6 +1,6 @@
 """qwen35: Qwen3.5 and 3.6: gated delta nets in three of four layers, gated attention in the fourth.
 
-Blocks that predict further tokens stand behind the layers of some files; they are not used.
+Some files have blocks for multi-token prediction after the layers; they are not used.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from .layers.dense import DenseSettings
 
 
 def read(c: Context) -> ModelSettings:
-    """Value heads take turns with key heads."""
+    """Value head h belongs to key head h % Hk."""
     return hybrid.read(c, DenseSettings("silu"), tiled=True)
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """The sections are those of the checkpoint, or the usual ones."""
+    """The settings of a file; sections of rope are those of the checkpoint, or the usual ones."""
     return {**hf.sizes(s), **hybrid.settings(s), **hybrid.sections(s)}
 
 

@@ -1,4 +1,4 @@
-"""qwen35moe: qwen35 with experts, and one more that every token takes, through a gate."""
+"""qwen35moe: qwen35 with experts and a shared expert with a gate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read(c: Context) -> ModelSettings:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """As qwen35's, and the experts."""
+    """The settings of qwen35, and those of experts."""
     sizes = {**hf.sizes(s, is_dense=s.has("intermediate_size")), **hybrid.experts(s)}
     return {**sizes, **hybrid.settings(s), **hybrid.sections(s)}
 

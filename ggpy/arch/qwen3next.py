@@ -1,5 +1,5 @@
-"""qwen3next: Qwen3-Next and Qwen3-Coder-Next: the ancestor of qwen35moe, whose value heads stand
-beside their key head, and whose gates of a key head are in one tensor.
+"""qwen3next: Qwen3-Next and Qwen3-Coder-Next: the ancestor of qwen35moe. The value heads of a key
+head are neighbours, and the gates of a key head are in one tensor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def read(c: Context) -> ModelSettings:
 
 
 def adapt(config: Config, tensors: dict[str, Tensor]) -> None:
-    """Files had q, k, v and z in one matrix, as checkpoints have them; the parts are copies."""
+    """Splits the matrix of q, k, v and z that old files have, as checkpoints do, into copies."""
     for tensor in [x for name, x in tensors.items() if name.endswith("." + QKVZ)]:
         qkv, z = hybrid.qkvz_rows(delta.read_state(config))
         if tensor.shape[0] != len(qkv) + len(z):
@@ -41,7 +41,7 @@ def adapt(config: Config, tensors: dict[str, Tensor]) -> None:
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """Rope has no sections."""
+    """The settings of a file; rope has no sections."""
     return {**hf.sizes(s), **hybrid.experts(s), **hybrid.settings(s)}
 
 

@@ -1,7 +1,7 @@
 """qwen3vl: the text model of Qwen3-VL: qwen3, whose rope has sections for the axes of images.
 
-In a text all axes have the same position, so that sections change nothing; what images add to the
-first layers is nothing either.
+In a text all axes have the same position, so sections change nothing. The features that images add
+to the first layers are not used.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ OTHERS = ("model.visual.", "visual.")
 
 
 def read(c: Context) -> ModelSettings:
-    """Positions along the axes are read, and not used."""
+    """Reads the sections of rope, but does not use them."""
     c.config.raw(SECTIONS)
     c.config.raw(DEEP)
     return read_text(c)
 
 
 def settings(s: hf.CheckpointSettings) -> hf.Metadata:
-    """mrope_section is how many pairs each axis has; files have four of them."""
+    """mrope_section has the number of pairs of each axis; files have four numbers."""
     s.only("hidden_act", "silu", "swish")
     sections = [int(x) for x in hf.rope_part(s, THETA).numbers("mrope_section")] or [24, 20, 20]
     images = s.part("vision_config")

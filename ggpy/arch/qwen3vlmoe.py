@@ -13,7 +13,7 @@ from .rope import SECTIONS
 
 
 def read(c: Context) -> ModelSettings:
-    """Positions along the axes are read, and not used."""
+    """Reads the sections of rope, but does not use them."""
     c.config.raw(SECTIONS)
     c.config.raw(DEEP)
     return read_text(c)

@@ -26,7 +26,7 @@ SECTIONS = "rope.dimension_sections"  # how many pairs each axis of an image has
 
 @dataclass(frozen=True)
 class RopeSettings:
-    """The `rope.*` settings of a file; `factor` is by how much the context was stretched."""
+    """The `rope.*` settings of a file; the context was stretched by `factor`."""
 
     style: Style
     n_rot: int
@@ -39,7 +39,7 @@ class RopeSettings:
     beta_slow: float = 1.0
 
     def with_base(self, base: float) -> RopeSettings:
-        """The same rotation at another base and unscaled: what sliding-window layers use."""
+        """The same rotation with another base and no scaling, for layers with a window."""
         return replace(self, base=base, scaling="none", factor=1.0)
 
 
@@ -65,18 +65,18 @@ def read_rope(config: Config, sizes: Dimensions, style: Style) -> RopeSettings:
 
 
 def stored_sections(pairs: Sequence[int]) -> tuple[str, list[int]]:
-    """What files have for SECTIONS, in which all four axes have a number."""
+    """The value of SECTIONS in files, which has a number for each of four axes."""
     return "arr[i32]", [*pairs, 0, 0, 0, 0][:4]
 
 
 def has_sections(config: Config) -> bool:
-    """Whether pairs are shared out among the axes of images; a text has one position on all."""
+    """Whether pairs are divided among the axes of images; in a text all have one position."""
     sections = config.raw(SECTIONS)
     return isinstance(sections, np.ndarray) and bool((sections[:2] > 0).all())
 
 
 def _check_magnitude(config: Config) -> None:
-    """YaRN's magnitude is implied; converters may say it too, and then it has to be the usual."""
+    """Refuse another magnitude of YaRN than the usual one, which files need not say."""
     usual = yarn_magnitude(config.real("rope.scaling.factor", 1.0))
     said = config.real("rope.scaling.yarn_attn_factor", usual)
     if abs(said - usual) > 1e-4 * usual:
@@ -87,14 +87,14 @@ def _check_magnitude(config: Config) -> None:
 
 
 def yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
-    """How much longer YaRN makes q and k: 1 + 0.1 * multiplier * ln(factor)."""
+    """The factor by which YaRN scales q and k: 1 + 0.1 * multiplier * ln(factor)."""
     return 1 + 0.1 * multiplier * log(max(factor, 1.0))
 
 
 def choose_factors(
     settings: RopeSettings, tensors: Mapping[str, Tensor], n_ctx: int
 ) -> NDArray[np.float32] | None:
-    """Llama 3's factors[n_rot / 2], or LongRoPE's: long ones beyond the original context."""
+    """Llama 3's factors[n_rot / 2], or LongRoPE's: the long ones if n_ctx exceeds the original."""
     long = n_ctx > settings.n_ctx_orig
     for name in ("rope_freqs.weight", f"rope_factors_{'long' if long else 'short'}.weight"):
         if name in tensors:
@@ -110,7 +110,7 @@ def _checked(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def build_rope(settings: RopeSettings, factors: NDArray | None = None) -> Rope:
-    """base^(-2i / n_rot) / factors[n_rot / 2], scaled as the settings say."""
+    """The rope with frequencies base^(-2i / n_rot) / factors[n_rot / 2], scaled by the settings."""
     pairs = np.arange(settings.n_rot // 2, dtype=np.float64)
     inv_freq = settings.base ** (-2 * pairs / settings.n_rot)
     if factors is not None:
@@ -128,13 +128,13 @@ def build_rope(settings: RopeSettings, factors: NDArray | None = None) -> Rope:
 def build_local_rope(
     config: Config, settings: RopeSettings, factors: NDArray | None = None
 ) -> Rope:
-    """That of layers with a window, if they are scaled as the others: a file may give its base."""
+    """The rope of layers with a window, scaled like the others; a file may give another base."""
     base = config.real("rope.freq_base_swa", settings.base, low=1.000001)
     return build_rope(replace(settings, base=base), factors)
 
 
 def _yarn_ramp(settings: RopeSettings) -> NDArray[np.float64]:
-    """How far each pair keeps its frequency: 1 for fast pairs, 0 for slow ones.
+    """The share of its frequency that each pair keeps: 1 for fast pairs, 0 for slow ones.
 
     Source: ggml_rope_yarn_corr_dims.
     """

@@ -1,12 +1,15 @@
-"""How a file's matrices are to be multiplied, where blocks alone do not say it.
+"""How the matrices of a file are multiplied, if their blocks alone do not say it.
 
-Beside a matrix X.weight may stand X.scale, F32: [N], a scale for each of its rows, or [1], one for
-all of them; beside the matrices of experts [X], one for each expert. X.input_scale, by which others
-round activations to 4 bits, is not used. Files in NVFP4 have both.
+| tensor | shape | meaning |
+|---|---|---|
+| X.scale, F32 | [N] | a scale for each row of X.weight |
+| X.scale, F32 | [1] | a scale for the whole matrix |
+| X.scale, F32 | [X] | a scale for each expert |
+| X.input_scale | | not used; others round activations to 4 bits by it (NVFP4) |
 
-Two settings of the whole file are under "ggpy.": what bytes of type I8 are ("ggpy.i8": whole
-numbers, "int8", or "e4m3" floats), and what such matrices are multiplied with ("ggpy.activations":
-"f16", or numbers of 8 bits of the same kind, rounded for each token). Knows no architecture.
+Two settings are for the whole file: "ggpy.i8" says what bytes of type I8 are ("int8" or "e4m3"),
+and "ggpy.activations" what such matrices are multiplied with ("f16", or 8-bit numbers of the same
+kind, rounded for each token). This module knows no architecture.
 """
 
 from __future__ import annotations

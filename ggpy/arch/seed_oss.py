@@ -1,5 +1,5 @@
-"""seed_oss: qwen2's biases with heads of a size of their own; the norm before the feed-forward is
-stored under the name that others have for one behind the attention.
+"""seed_oss: qwen2's biases, and a head size of its own. The norm before the feed-forward is stored
+under the name that other architectures use for a norm after the attention.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Backends: `choose` is the one place that decides which machine computes.
+"""Backends: `choose` is the one place that chooses the machine that computes.
 
-A GPU is taken where there is a usable one, and what makes it unusable is told. On the CPU that is
-numba's kernels where numba is installed, and numpy where not. Nothing of CUDA is imported for the
-CPU, and no numba for a GPU.
+It takes a GPU if there is a usable one, and says what makes a GPU unusable. On the CPU it takes
+numba's kernels if numba is installed, and numpy otherwise. CUDA is not imported for the CPU, and
+numba is not imported for a GPU.
 """
 
 from __future__ import annotations
@@ -37,17 +37,21 @@ def choose(
     activations: ActivationChoice = "auto",
     gemm: GemmChoice = "auto",
 ) -> Ops:
-    """The ops for "auto", "cpu", "numpy", "cuda" or "cuda:N"; ValueError when that device cannot be
-    had.
+    """The ops for "auto", "cpu", "numpy", "cuda" or "cuda:N"; ValueError if the device cannot be
+    used.
 
-    "auto" is the first GPU if it is usable, else the CPU, whose `reason` says why. "numpy" is the
-    CPU without numba: the specification. n_threads: of the CPU; None is one for each core that the
-    process may use, or with numpy half as many. note: gets one-line remarks for the user.
-    batch_invariant: on a GPU, prompts and large batches too have the same bits whatever else is in
-    a step.
-    activations: what is multiplied with quantised weights: "f16" or "q8_1" on a GPU; "q16",
-    "q8" or "f32" on the CPU; "auto" is f16 on a GPU and q16 on the CPU.
-    gemm: what multiplies many tokens; "cublas" is for a GPU, with f16 and without batch_invariant.
+    "auto" is the first GPU if it is usable, else the CPU; the `reason` of the ops says why. "numpy"
+    is the CPU without numba: the specification.
+
+    | option | meaning |
+    |---|---|
+    | n_threads | CPU threads; None: one for each core that the process may use, half with numpy |
+    | note | gets one-line remarks for the user |
+    | batch_invariant | on a GPU, no bits depend on other sequences, even in large batches |
+    | activations | the input of quantised weights; "auto": f16 on a GPU, q16 on the CPU |
+    | gemm | "cublas" for many tokens: only on a GPU, with f16 and without batch_invariant |
+
+    activations are "f16" or "q8_1" on a GPU, and "q16", "q8" or "f32" on the CPU.
     """
     if gemm == "cublas" and (batch_invariant or activations not in ("auto", "f16")):
         raise ValueError(
@@ -74,7 +78,7 @@ def _on_cpu(
     note: Callable[[str], None],
     activations: CpuActivations,
 ) -> Ops:
-    """The ops of numba, if it is there and not declined, else those of numpy."""
+    """The ops of numba, if it is installed and device is not "numpy"; otherwise those of numpy."""
     if device != "numpy":
         if find_spec("numba") is None:
             note("numpy computes, which is slow: pip install 'ggpy[cpu]' adds numba")
@@ -91,7 +95,7 @@ def _on_cpu(
 
 
 def _activations(asked: str, known: dict[str, Any], where: str) -> Any:
-    """What the backend calls the type of activations; ValueError for another device's."""
+    """The backend's name for a type of activations; ValueError for a type of another device."""
     if asked not in known:
         can = ", ".join(name for name in known if name != "auto")
         raise ValueError(f"--activations {asked} is nothing for {where}: it has {can}")
@@ -101,9 +105,8 @@ def _activations(asked: str, known: dict[str, Any], where: str) -> Any:
 def choose_gpu(
     device: str = "auto", note: Callable[[str], None] | None = None
 ) -> tuple[CudaDevice | None, str]:
-    """The GPU that `choose` takes for these words, None for the CPU; and why. ValueError as there.
-
-    Of a GPU the reason says what it is.
+    """(the GPU that `choose` takes for the device, or None for the CPU; the reason). ValueError as
+    for `choose`. The reason for a GPU describes it.
     """
     if not re.fullmatch(r"auto|cpu|numpy|cuda(:\d{1,9})?", device):
         raise ValueError(f"unknown device {device!r}: use auto, cpu, numpy, cuda or cuda:N")
@@ -118,7 +121,7 @@ def choose_gpu(
 
 
 def gpu_name(device: str) -> str:
-    """How messages call the GPU of these words: cuda:N."""
+    """The name of the device's GPU in messages: cuda:N."""
     return f"cuda:{_ordinal(device)}"
 
 
@@ -127,14 +130,14 @@ def _ordinal(device: str) -> int:
 
 
 def describe(gpu: Gpu) -> str:
-    """A GPU in one clause: what the user reads as the reason for its use."""
+    """A GPU in one clause, which the user reads as the reason for its use."""
     size = f"{gpu.total_bytes / 1e9:.0f} GB"
     arch = f"as if it were {gpu.arch}" if gpu.ptx else gpu.arch
     return f"{gpu.name}, {size}, {arch}, driver for CUDA {gpu.driver}"
 
 
 def _open_gpu(ordinal: int, note: Callable[[str], None] | None) -> tuple[CudaDevice | None, str]:
-    """The GPU of this number and what it is, or None and why it cannot be used."""
+    """(the GPU of this number, its description), or (None, why it cannot be used)."""
     from ..device import CudaError, NoGpu, cache, probe
 
     gpu = probe(ordinal)

@@ -1,8 +1,8 @@
-"""Ops that stop at the first number that is none: what `--check` puts around a backend.
+"""Ops that stop at the first NaN or infinity: `--check` wraps a backend in them.
 
-Each step's logits, or hidden states, are read and looked at. Only if one of them is NaN or infinite
-is the step run again, op by op, to find where such a value comes up first. It works on any backend,
-and knows nothing about how that computes.
+The logits, or hidden states, of each step are read and checked. If one is NaN or infinite, the step
+is run again, op by op, to find the first such value. This works with any backend, and does not
+depend on how it computes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .trace import Record, Trace
 
 
 class NotFinite(ArithmeticError):
-    """A model computes NaN or infinity; the text says where first."""
+    """A model computes NaN or infinity; the message says where that begins."""
 
 
 class Checked(Trace):
-    """A backend whose steps end in NotFinite unless all that they return is finite."""
+    """A backend whose steps raise NotFinite unless all their results are finite."""
 
     def __init__(self, ops: Ops) -> None:
         super().__init__(ops)
@@ -30,7 +30,7 @@ class Checked(Trace):
     def run(
         self, step: Step, forward: Callable[[Step], Array], probe: Probe | None = None
     ) -> Array:
-        """What forward(step) returns, looked at; NotFinite names the layer and the op."""
+        """Returns what forward(step) returns; NotFinite names the layer and the op."""
         output = self._ops.run(step, forward, probe)
         n_bad = _n_bad(self.read(output))
         if n_bad:
@@ -42,7 +42,7 @@ class Checked(Trace):
         return output
 
     def _where(self, step: Step, forward: Callable[[Step], Array]) -> str:
-        """Where the first such value of the step is, found by running it again."""
+        """Run the step again, and say where its first NaN or infinity is."""
         self.records.clear()
         self._tracing = True
         try:
@@ -67,7 +67,9 @@ def _place(record: Record) -> str:
 
 
 def _token(record: Record, step: Step) -> str:
-    """Which of the step's tokens the first such row belongs to, and what stands there."""
+    """The position of the token with the first bad row, and the number and the first of its bad
+    values.
+    """
     rows = record.output.reshape(len(record.output), -1)
     row = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
     bad = rows[row][~np.isfinite(rows[row])]

@@ -1,6 +1,6 @@
 """The parts of a mixture of experts (layers.MoE): router, experts, shared expert.
 
-They are weights and settings only; numpy/moe.py is the specification of what is computed.
+This module has weights and settings; numpy/moe.py is the specification of the computation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 Weight = Any  # as in layers.py
 
-# What experts make of gate and up: Activation(gate) * up, or what gpt-oss has.
+# The function of gate and up: Activation(gate) * up, or that of gpt-oss; see Experts.
 GatedActivation = Literal["silu", "gelu_tanh", "swiglu_oai"]
 Score = Literal[
     "softmax", "sigmoid", "softmax_chosen", "sigmoid_chosen"
@@ -21,16 +21,22 @@ OAI_ALPHA, OAI_LIMIT = 1.702, 7.0
 
 @dataclass(frozen=True)
 class Router:
-    """Which experts a token chooses, and the weights that their outputs get.
+    """Chooses n_used experts for a token, and the weights of their outputs.
 
-    l = n weight^T + bias; p = score(l): a softmax over all X, or a sigmoid. The n_used experts with
-    the largest p + choice_bias are chosen, of equal ones the first, in falling order; their weights
-    are their p. With "softmax_chosen" those with the largest l are, and the weights are a softmax
-    over these alone; with "sigmoid_chosen", sigmoids of these. normalise: weights are divided by
-    their sum, which is LEAST_SUM at least. All are multiplied by `scale`, and each by what
-    `expert_scale` says of its expert. groups (m, n): experts are m groups of neighbours, and only
-    the n groups are looked at whose two best experts have the largest sum. With a `norm` the router
-    takes norm(x) * norm_scale instead of n.
+    The logits are l = n weight^T + bias.
+
+    | score | chosen experts | their weights |
+    |---|---|---|
+    | softmax | the largest p + choice_bias | p = softmax(l) over all X |
+    | sigmoid | the largest p + choice_bias | p = sigmoid(l) |
+    | softmax_chosen | the largest l + choice_bias | softmax over the l of the chosen ones |
+    | sigmoid_chosen | the largest l + choice_bias | sigmoid(l) |
+
+    Chosen experts are in falling order, the first of equal ones first. normalise: weights are
+    divided by their sum, or by LEAST_SUM if that is larger. Then they are multiplied by `scale` and
+    by the `expert_scale` of their expert. groups (m, n): experts are m groups of neighbours, and
+    only those n groups take part whose two best experts have the largest sums. With a `norm`, the
+    router takes norm(x) * norm_scale instead of n.
     """
 
     weight: Weight  # [X, D]
@@ -41,7 +47,7 @@ class Router:
     normalise: bool = False
     scale: float = 1.0
     groups: tuple[int, int] = (1, 1)
-    weighs_input: bool = False  # weights multiply what experts take, not what they return
+    weighs_input: bool = False  # weights multiply the input of experts, not their output
     expert_scale: Weight | None = None  # [X]
     norm: Any = None  # layers.Norm, of x
     norm_scale: float = 1.0
@@ -49,10 +55,10 @@ class Router:
 
 @dataclass(frozen=True)
 class Experts:
-    """X feed-forwards: (act(n w_gate^T + b_gate, n w_up^T + b_up)) w_down^T + b_down of each.
+    """X feed-forwards, each act(n w_gate^T + b_gate, n w_up^T + b_up) w_down^T + b_down.
 
-    act is activation(gate) * up; "swiglu_oai" is g sigmoid(OAI_ALPHA g) (u + 1) with g = min(gate,
-    OAI_LIMIT) and u = up between -OAI_LIMIT and OAI_LIMIT.
+    act(gate, up) is activation(gate) * up. "swiglu_oai" is g sigmoid(OAI_ALPHA g) (u + 1) with
+    g = min(gate, OAI_LIMIT) and u = up limited to -OAI_LIMIT ... OAI_LIMIT.
     """
 
     w_gate: Weight  # [X, F, D]
@@ -67,7 +73,7 @@ class Experts:
 @dataclass(frozen=True)
 class SharedExpert:
     """A feed-forward that every token takes: sigmoid(n gate) * (silu(n w_gate^T) * (n w_up^T))
-    w_down^T, without the sigmoid where there is no gate.
+    w_down^T; without a gate, there is no sigmoid factor.
     """
 
     w_gate: Weight  # [F, D]

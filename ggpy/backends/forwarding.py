@@ -1,6 +1,6 @@
-"""Ops that hand every call on to other ops: the base of what looks at a backend from outside.
+"""Ops that forward every call to other ops: the base class of wrappers that watch a backend.
 
-Nothing here computes, and nothing knows which backend is wrapped.
+Nothing here computes or knows which backend is wrapped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .interface import (
 
 
 class Forwarding:
-    """A backend that is another one; subclasses replace what they look at."""
+    """A backend that forwards to another one; subclasses override the ops that they watch."""
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
@@ -97,7 +97,7 @@ class Forwarding:
 
 
 def chained(first: Probe, second: Probe | None) -> Probe:
-    """A probe that tells both."""
+    """A probe that calls both probes."""
     if second is None:
         return first
     other = second

@@ -1,7 +1,6 @@
-"""The machine that numpy runs on: its free memory and its BLAS threads.
+"""The host machine: its free memory and its BLAS threads.
 
-Nothing here knows models. Whatever cannot be found out on a platform is None or False, never a
-guess.
+Nothing here knows models. A fact that a platform does not tell is None or False, never a guess.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ SET_THREADS = (
 
 
 def available_memory() -> int | None:
-    """Bytes that can be had without swapping, in a container too; None where unknown."""
+    """Bytes that are available without swapping, also in a container; None if unknown."""
     known = [n for n in (_meminfo_available(), _cgroup_available()) if n is not None]
     return min(known) if known else _physical_memory()
 
 
 def default_threads() -> int:
-    """Of OpenBLAS: half of the usable cores, at most 4, because its threads wait by spinning, which
-    a busy machine punishes.
+    """OpenBLAS threads: half of the usable cores, at most 4, because these threads spin while they
+    wait, which is slow on a busy machine.
     """
     return max(1, min(4, usable_cores() // 2))
 
 
 def checked_threads(asked: int | None, note: Callable[[str], None]) -> int:
-    """As many as asked for, but no more than cores: `note` is told, since a thread without a core
-    of its own makes the others wait. None is one for each core.
+    """The number of threads that was asked for, but at most one per core, because a thread without
+    its own core makes the others wait; `note` gets a remark then. None: one per core.
     """
     cores = usable_cores()
     if asked is None:
@@ -69,7 +68,7 @@ def set_blas_threads(n_threads: int) -> bool:
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: np.dtype[Any] = F32) -> NDArray[Any]:
-    """Zeros that take memory only where they are written: not in huge pages, of 2 MB each."""
+    """Zeros that take memory only where they are written; not in huge pages of 2 MB."""
     buffer = mmap.mmap(-1, max(1, dtype.itemsize * prod(shape)))
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with suppress(OSError):  # a system without huge pages
@@ -78,9 +77,9 @@ def lazy_zeros(shape: tuple[int, ...], dtype: np.dtype[Any] = F32) -> NDArray[An
 
 
 def drop_pages(view: np.ndarray) -> None:
-    """Let the system drop a mapped file's view from memory; using it reads it again.
+    """Let the system drop a view of a mapped file from memory; a later use reads it again.
 
-    Nothing happens to an array that is no such view, or where the system cannot do it.
+    Does nothing for an array that is no such view, or if the system cannot do it.
     """
     owner: object = view
     while isinstance(owner, (np.ndarray, memoryview)):
@@ -98,15 +97,15 @@ def drop_pages(view: np.ndarray) -> None:
 
 
 def release_free_memory() -> None:
-    """Let the allocator give back what it holds in reserve, where it can (glibc's)."""
+    """Let the allocator give its reserve back to the system, if it can (glibc)."""
     if sys.platform == "linux":
         with suppress(AttributeError, OSError):
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def drop_libraries(*parts: str) -> None:
-    """Let the system drop the code of libraries whose path has one of these parts from memory;
-    using it reads it again. Nothing happens where the system cannot do it.
+    """Let the system drop the code of libraries from memory whose path has one of these parts; a
+    later use reads it again. Does nothing if the system cannot do it.
     """
     if sys.platform != "linux":
         return
@@ -117,7 +116,7 @@ def drop_libraries(*parts: str) -> None:
 
 
 def _unchanged_pages(smaps: str, parts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """(address, bytes) of mappings that nobody can write to, and of which no page was changed."""
+    """(address, bytes) of mappings that are read-only and have no changed page."""
     begin = end = 0
     for line in smaps.splitlines():
         fields = line.split(maxsplit=5)

@@ -1,6 +1,6 @@
-"""Inputs that layers have of their own (layers.Layer.input), and what they are made of.
+"""Layers' own inputs (layers.Layer.input), and the weights that make them.
 
-They are weights and settings only; numpy/layer_inputs.py is the specification of what is computed.
+This module has weights and settings; numpy/layer_inputs.py is the specification of the computation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Weight = Any  # as in layers.py
 
 @dataclass(frozen=True)
 class LayerInput:
-    """What a layer makes of its input p[T, I]: x + post_norm((act(x gate^T) * p) w^T)."""
+    """How a layer adds its input p[T, I]: x + post_norm((act(x gate^T) * p) w^T)."""
 
     gate: Weight  # [I, D]
     w: Weight  # [D, I]
@@ -27,7 +27,7 @@ class LayerInput:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What the inputs of all layers are made of: the embedded token x[T, D], and a table.
+    """The weights that make the inputs of all layers from the embedding x[T, D] and a table.
 
     p[T, L, I] = (norm(x w^T / sqrt(D)) + table[ids] * sqrt(I)) / sqrt(2), with the norm over I.
     """

@@ -1,14 +1,14 @@
-"""The contract between a decoder and the machine that runs it: what one layer computes is one op.
+"""The contract between a decoder and a backend: each op computes one large part of a layer.
 
 The decoder (ggpy/arch) is written once in these ops. `numpy/` computes them in float32 and is their
-specification; `cuda/` may fuse, split or reorder inside one of them, and across two of them, since
-it sees a layer whole and knows the next one. Nothing here knows a model file's names, sampling
-policy, or which machine it is.
+specification. `cuda/` may fuse, split or reorder inside an op and across two ops, because it gets a
+whole layer and knows the next one. Nothing here knows the names in a model file, the sampling
+policy, or the machine.
 
 Letters: T tokens in the batch (of all sequences together), S sequences, R rows whose logits are
 wanted, D width, H query heads, G key/value heads, E key size (of a query or key head), Ev value
 size, F feed-forward width, V vocabulary, X experts, J experts that a token chooses, P pages of a
-sequence, L layers, I size of a layer's input. Of a gated delta net: Hk key heads, Hv value heads,
+sequence, L layers, I size of a layer's input. In a gated delta net: Hk key heads, Hv value heads,
 S size of a head, C channels of its convolution, 2*Hk*S + Hv*S.
 """
 
@@ -49,15 +49,16 @@ from .states import pages_for as pages_for
 Array = Any  # an activation where the backend keeps it: numpy float32, or device memory
 
 ActivationType = Literal["f16", "int8", "e4m3"]  # what a product rounds its input to: Ops.weight
-Probe = Callable[[int, str, Array], None]  # is told a layer's index, a name of INNER, and the array
+Probe = Callable[[int, str, Array], None]  # gets a layer's index, a name of INNER, and the array
 
-# What a Probe is told of a layer: q[T, H, E] as it meets the keys; o[T, H*Ev]; x[T, D] with the
-# output of the mixer; h[T, F], which meets w_down; x[T, D] with the output of the feed-forward.
+# What a Probe gets from each layer: q[T, H, E] as it is multiplied with the keys; o[T, H*Ev];
+# x[T, D] after the mixer; h[T, F], the input of w_down; x[T, D] after the feed-forward.
 INNER = ("qkv", "attention", "attn_out", "ffn_act", "ffn_out")
-# Of a MoE besides, before "ffn_act", which is h[T, J, F] there: ids[T, J] of the chosen experts,
-# and h[T, F] of the shared one, or of the dense feed-forward beside them.
+# What a Probe gets from a MoE before "ffn_act" (which is h[T, J, F] there): ids[T, J] of the chosen
+# experts, and h[T, F] of the shared expert or of the dense feed-forward beside the experts.
 INNER_OF_MOE = ("experts", "shared_act")
-# Of a layer with an input besides: i[T, I], which meets LayerInput.w; x[T, D] with its output.
+# What a Probe also gets from a layer with an input of its own: i[T, I], which is multiplied with
+# LayerInput.w; x[T, D] after the layer's input was added.
 INNER_OF_INPUT = ("input_act", "input_out")
 
 
@@ -65,23 +66,24 @@ INNER_OF_INPUT = ("input_act", "input_out")
 class Step:
     """One ragged batch. Prefill, decode and a mix of both are the same call.
 
-    Tokens of one sequence are adjacent and in rising position. A negative id, ~r, stands for the
-    token that the previous step sampled at its row r: it may still be on the device. hidden: it
-    ends with the hidden state x[T, D] behind the last layer, not with logits.
+    Tokens of one sequence are adjacent and in rising position. A negative id ~r stands for the
+    token that the previous step sampled at its row r: it may still be on the device. hidden: the
+    step returns the hidden state x[T, D] after the last layer instead of logits.
     """
 
     ids: NDArray[np.int32]  # [T]
     positions: NDArray[np.int32]  # [T]
     sequences: NDArray[np.int32]  # [T], rows of the page tables
-    # Of each group of the cache [S, P], page numbers. Entries that no token of the step sees
-    # (behind the last position, or before the window) are 0. Of a group of recurrent states [S, 2]:
-    # the state that a sequence begins with, NO_STATE for none, and the one that it leaves behind.
+    # One table for each group of the cache. Attention layers: page numbers [S, P]; entries that no
+    # token of the step sees (after the last position, or before the window) are 0. Recurrent
+    # layers: [S, 2], the page of the state before the step (NO_STATE for a new sequence) and the
+    # page that the step writes the new state to.
     page_tables: tuple[NDArray[np.int32], ...]
     rows: NDArray[np.int32]  # [R], indices into the T tokens
     hidden: bool = False
 
     def pages(self, group: int = 0) -> NDArray[np.int32]:
-        """[T], the pages of a group that hold the tokens' own positions."""
+        """The page of each token's own position in a group, [T]."""
         return self.page_tables[group][self.sequences, self.positions // PAGE_SIZE]
 
 
@@ -89,9 +91,9 @@ class Step:
 class Role:
     """What a weight is for: its axes in letters, outermost first ("HE D", "D F", "X F D").
 
-    A device that holds a shard of a model knows from the letters what to keep. lookup: only rows of
-    the matrix are ever used; it is never multiplied with. on_host: a device need not hold it, and
-    leaves experts in the host's memory. layer: whose weight it is, None for one of no layer.
+    The letters tell a device that holds a shard of a model which part to keep. lookup: only rows of
+    the matrix are read; it is never multiplied with. on_host: a device need not hold the weight;
+    experts stay in host memory. layer: the index of the layer, None outside of all layers.
     """
 
     axes: str
@@ -102,27 +104,27 @@ class Role:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a model is going to ask of a backend, known before any of it is handed over."""
+    """What a model will need of a backend, known before the first weight is uploaded."""
 
-    weights: Sequence[tuple[Tensor, Role]]  # scales of rows stand here as vectors
+    weights: Sequence[tuple[Tensor, Role]]  # with the row scales, as vectors
     n_seq: int  # sequences that share the cache evenly
-    n_batch: int  # tokens of a step at most
-    least_batch: int  # of a step where memory is short, or more tokens are not faster
+    n_batch: int  # most tokens of a step
+    least_batch: int  # tokens of a step if memory is short, or if larger steps are not faster
     n_embd: int  # D
-    n_ff: int  # F, of the widest layer
+    n_ff: int  # F of the widest layer
     n_vocab: int  # V
-    cache: Callable[[int], CacheShape]  # of the KV cache, by the tokens of a step
-    n_used: int = 0  # J, experts of a token; 0: none has experts
-    n_ff_expert: int = 0  # F, of the widest experts
-    n_inputs: int = 0  # L*I, of the inputs of layers; 0: they have none
-    n_expert: int = 0  # X, of which a token has J
+    cache: Callable[[int], CacheShape]  # returns the KV cache for steps of so many tokens
+    n_used: int = 0  # J, experts that a token chooses; 0: the model has no experts
+    n_ff_expert: int = 0  # F of the widest experts
+    n_inputs: int = 0  # L*I, the width of all layers' inputs; 0: layers have none
+    n_expert: int = 0  # X, of which a token chooses J
 
 
 class Ops(Protocol):
-    """A backend. Arrays and weights are its own; only `read` brings something back to numpy."""
+    """A backend. Arrays and weights are opaque to others; `read` alone copies one to numpy."""
 
     name: str  # "cpu", "cuda:0": what the user sees
-    reason: str  # why this one was chosen, one clause
+    reason: str  # why this backend was chosen, one clause
     asynchronous: bool  # run and sample return before they are done: running ahead pays
 
     def plan_memory(self, demand: Demand) -> int:
@@ -140,31 +142,31 @@ class Ops(Protocol):
         """Take over a tensor of the file: upload it and repack it for this machine, once.
 
         scale: F32 [N] for a matrix w[N, K], whose weights are value[n, k] * scale[n]; [X] for
-        those of experts.
-        activations: "int8" or "e4m3" multiply the values, which are I8 or F8_E4M3, with input x
-        that is rounded to the same, with a scale for each token: s[t] = max |x[t]| / 127 or 448,
-        q = x / s[t] rounded to nearest, ties to even. Sums of whole numbers are exact:
-        y[t, n] = sum_k q[t, k] value[n, k] * s[t] * scale[n]. "f16" rounds to f16 at most.
+        experts.
+        activations: "int8" or "e4m3" is for values of type I8 or F8_E4M3. The input x is rounded to
+        the same type, with a scale for each token: s[t] = max |x[t]| / 127 or 448, q = x / s[t]
+        rounded to nearest, ties to even. y[t, n] = sum_k q[t, k] value[n, k] * s[t] * scale[n];
+        sums of whole numbers are exact. "f16" rounds x to f16 at most.
         """
 
     def weights_ready(self) -> None:
         """All weights were handed over: wait for uploads, free staging memory."""
 
     def allocate_cache(self, shape: CacheShape) -> None:
-        """Allocate the KV cache; MemoryError says what is needed, free, and would fit."""
+        """Allocate the KV cache. A MemoryError says what is needed, what is free and what fits."""
 
     def clear_pages(self, group: int, pages: Sequence[int]) -> None:
-        """Before pages of a group are used again that may hold NaN or infinity: no position that is
-        written to them later may come to depend on what was there.
+        """Clear pages of a group that may hold NaN or infinity, before they are used again, so that
+        no position that is written to them later depends on the old contents.
         """
 
     def run(
         self, step: Step, forward: Callable[[Step], Array], probe: Probe | None = None
     ) -> Array:
-        """What forward(step) returns, computed in whatever way repeats it fastest.
+        """Returns what forward(step) returns; the backend may record and replay it for speed.
 
-        probe: is told what each layer computes inside, by the names of INNER; then each op is
-        computed as it is called, and nothing is fused across two of them.
+        probe: gets what each layer computes inside, by the names of INNER. Each op is then computed
+        when it is called, and nothing is fused across two ops.
         """
 
     def embed(
@@ -173,38 +175,39 @@ class Ops(Protocol):
         """x[T, D] = norm(table[ids] * scale)."""
 
     def mix(self, x: Array, layer: Layer, step: Step) -> Array:
-        """x[T, D] with the output of layer.mixer added, and that of layer.ffn if the layer is
-        parallel; the old x may be overwritten.
+        """x[T, D] plus the output of layer.mixer, and of layer.ffn if the layer is parallel; the
+        old x may be overwritten.
 
         Attention normalises x, projects, adds bias, normalises heads, rotates q and k, writes k and
-        v to their pages, and attends over the pages of each token's sequence. Where keys are kept
-        in blocks of 32, q and k are spread before (numpy/kv_pages.py spread).
+        v to their pages, and attends over the pages of each token's sequence. If the cache stores
+        keys in blocks of 32, q and k are spread first (numpy/kv_pages.py spread).
 
-        A gated delta net takes the state of each sequence from one place and writes the new one to
-        another, so that a step that is run twice does the same twice.
+        A gated delta net reads the state of each sequence from one page and writes the new state to
+        another, so that a step can be repeated with the same result.
         """
 
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
-        """x[T, D] with the output of layer.ffn added; the old x may be overwritten. Parallel layers
-        do not come here.
+        """x[T, D] plus the output of layer.ffn; the old x may be overwritten. Not called for a
+        parallel layer, whose ffn `mix` computes.
         """
 
     def layer_inputs(self, x: Array, inputs: LayerInputs, step: Step) -> Array:
-        """p[T, L, I], the inputs of all layers, of what `embed` returned."""
+        """p[T, L, I], the inputs of all layers, made from what `embed` returned."""
 
     def end_layer(self, x: Array, layer: Layer, inputs: Array | None, step: Step) -> Array:
-        """(x[T, D] with the output of layer.input added) * layer.scale, if a layer has one of them;
-        inputs: of all layers. The old x may be overwritten.
+        """(x[T, D] plus the output of layer.input) * layer.scale, for a layer that has an input or
+        a scale. inputs: p[T, L, I] of all layers. The old x may be overwritten.
         """
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
-        """l[R, V] of the rows that the step asks for."""
+        """l[R, V] of step.rows."""
 
     def sample(self, logits: Array, samplers: Sequence[Sampler]) -> Array:
-        """ids[R]: row r through samplers[r], whose n_drawn goes up; accepting is the caller's.
+        """ids[R]: samplers[r] draws from row r and counts the draw in n_drawn; the caller accepts
+        the token.
 
-        A row from which no token can be chosen gives NO_TOKEN and leaves the other rows alone;
-        where numpy draws, samplers[r].error is why. The next step may name the ids as ~r before
+        A row from which no token can be chosen gives NO_TOKEN and leaves the other rows alone; if
+        numpy draws, samplers[r].error says why. The next step may refer to the ids as ~r before
         anyone reads them, and so may a sampler's history: ~r of a row without a token stands for
         some id.
         """
@@ -215,7 +218,7 @@ class Ops(Protocol):
         """
 
     def rehearsal(self) -> AbstractContextManager[None]:
-        """Steps inside it stand for many that come later: what makes those fast is prepared now."""
+        """Steps inside it stand for many later ones: the backend prepares now what speeds those."""
 
     def device_bytes(self) -> int:
-        """Bytes of a memory of its own that it holds now; 0 where that is the process's memory."""
+        """Bytes of device memory in use now; 0 for a backend in the process's own memory."""

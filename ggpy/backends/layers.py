@@ -1,11 +1,11 @@
-"""Kinds of layers and their parts: weights and settings, and the formulas of what they compute.
+"""Kinds of layers and their parts: weights, settings, and the formulas that they compute.
 
-numpy/ is the specification of how they are computed.
+The code in numpy/ is the specification.
 
 Letters: T tokens in the batch (of all sequences together), S sequences, R rows whose logits are
 wanted, D width, H query heads, G key/value heads, E key size (of a query or key head), Ev value
 size, F feed-forward width, V vocabulary, X experts, J experts that a token chooses, P pages of a
-sequence, L layers, I size of a layer's input. Of a gated delta net: Hk key heads, Hv value heads,
+sequence, L layers, I size of a layer's input. In a gated delta net: Hk key heads, Hv value heads,
 S size of a head, C channels of its convolution, 2*Hk*S + Hv*S.
 """
 
@@ -41,7 +41,7 @@ class Rope:
 @dataclass(frozen=True)
 class Norm:
     """RMS norm: x / sqrt(mean(x^2) + eps) * weight; with `centred`, x - mean(x) instead of x
-    (layer norm). `bias` is added at the end. Without a weight nothing is multiplied.
+    (layer norm). `bias` is added at the end. A weight of None counts as 1.
     """
 
     weight: Weight  # or None
@@ -51,14 +51,14 @@ class Norm:
 
     @property
     def is_rms(self) -> bool:
-        """Whether it is an RMS norm without a bias."""
+        """Whether this is an RMS norm without a bias."""
         return not self.centred and self.bias is None
 
 
 @dataclass(frozen=True)
 class AttentionTemperature:
-    """Later tokens attend more sharply: q at position p times 1 + scale * ln(1 + (p + offset) //
-    length).
+    """Sharpens the attention of later tokens: multiplies q at position p by
+    1 + scale * ln(1 + (p + offset) // length).
     """
 
     scale: float
@@ -70,13 +70,14 @@ class AttentionTemperature:
 class Attention:
     """A mixer: x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale.
 
-    Without wk it attends to what an earlier layer with the same group and slot writes. Without wv
-    alone, values are what wk makes, before the norm and the rotation of keys.
+    Without wk, the layer attends to the keys and values that an earlier layer with the same group
+    and slot writes. With wk but without wv, the values are the projection by wk, before the norm
+    and the rotation of keys.
     """
 
     spec: PagedKV
-    group: int  # the group in the cache of the keys and values
-    slot: int  # and their place among the layers of the group
+    group: int  # the layer's group in the cache
+    slot: int  # the layer's index in the group
     norm: Norm | None  # of x, before the projections; None: x is projected as it is
     wq: Weight  # [H*E, D]
     wk: Weight  # [G*E, D], or None
@@ -92,24 +93,24 @@ class Attention:
     q_norm: Norm | None = None  # over E, per head, before rope
     k_norm: Norm | None = None
     v_norm: Norm | None = None  # over Ev, per head
-    norm_whole: bool = False  # those of q and k are over all heads together: H*E and G*E
-    norm_by_head: bool = False  # each head has weights of its own: H*E and G*E
-    norm_after_rope: bool = False
+    norm_whole: bool = False  # q_norm and k_norm are over all heads together: H*E and G*E
+    norm_by_head: bool = False  # q_norm and k_norm have weights for each head: H*E and G*E
+    norm_after_rope: bool = False  # q_norm and k_norm come after the rotation
     temperature: AttentionTemperature | None = None  # of q, after rope
     soft_cap: float = 0.0  # c * tanh(s / c); 0 is none
-    sinks: Weight | None = None  # [H], one logit per head that takes weight and gives nothing
+    sinks: Weight | None = None  # [H], one more logit per head in the softmax, without a value
     post_norm: Norm | None = None  # of what is added to x
     residual_scale: float = 1.0
-    # False: a token sees later ones too, with a window of W those up to W // 2 away on either side.
-    # The step then has the whole text.
+    # False: a token sees later tokens too; with a window of W, those up to W // 2 away on either
+    # side. A step then contains the whole text.
     causal: bool = True
-    # With a window: a token sees what is in its own chunk, of `window` positions from a multiple on
+    # With a window: a token sees its own chunk only; chunks begin at multiples of `window`.
     chunked: bool = False
 
     @property
     def projections(self) -> list[Weight]:
-        """What multiplies the normalised x. The gate, whose rows are those of wq, stands beside it:
-        files often have wv in another format than the rest.
+        """The matrices that are multiplied with the normalised x. The gate has as many rows as wq
+        and comes next to it, because files often store wv in another format than the rest.
         """
         return [w for w in (self.wq, self.w_gate, self.wk, self.wv) if w is not None]
 
@@ -119,33 +120,34 @@ class GatedDeltaNet:
     """A mixer: x + (norm(o) * silu(n w_gate^T)) wo^T, with o[T, Hv, S] of the gated delta rule
     (Yang et al. 2024, arXiv 2412.06464), and n = norm(x).
 
-    q[Hk, S], k[Hk, S] and v[Hv, S] are silu(conv(n w_qkv^T)), over the last `taps` tokens of each
-    channel; q and k have length 1, q is divided by sqrt(S). A value head has the state M[S, S], and
-    each token makes of it, in this order, M = exp(a * softplus(n w_alpha^T + dt)) M, then
-    M = M + k (sigmoid(n w_beta^T) (v - M^T k))^T, and o = M^T q.
+    q[Hk, S], k[Hk, S] and v[Hv, S] are silu(conv(n w_qkv^T)), where conv is over the last `taps`
+    tokens of each channel; q and k are scaled to length 1, then q is divided by sqrt(S). Each value
+    head has a state M[S, S]. For each token, in this order:
+    M = exp(a * softplus(n w_alpha^T + dt)) M,
+    M = M + k (sigmoid(n w_beta^T) (v - M^T k))^T,
+    o = M^T q.
     """
 
     spec: Recurrent
     group: int  # the layer's group in the cache
-    slot: int  # and its place among the layers of the group
+    slot: int  # the layer's index in the group
     norm: Norm  # of x
     w_qkv: Weight  # [C, D]
     w_gate: Weight  # [Hv*S, D]
     w_beta: Weight  # [Hv, D]
     w_alpha: Weight  # [Hv, D]
-    conv: Weight  # [C*taps], of each channel the oldest token's first
+    conv: Weight  # [C*taps]; each channel begins with the weight of the oldest token
     a: Weight  # [Hv], below 0
     dt: Weight  # [Hv]
     out_norm: Norm  # over S, of each head
     wo: Weight  # [D, Hv*S]
-    # The key head of value head h: h % Hk, or h // (Hv / Hk)
-    tiled: bool
-    post_norm: Norm | None = None  # there is none, as in Attention
+    tiled: bool  # the key head of value head h is h % Hk if True, h // (Hv / Hk) if False
+    post_norm: Norm | None = None  # always None; Attention may have one
     residual_scale: float = 1.0
 
     @property
     def projections(self) -> list[Weight]:
-        """What multiplies the normalised x."""
+        """The matrices that are multiplied with the normalised x."""
         return [self.w_qkv, self.w_gate, self.w_beta, self.w_alpha]
 
 
@@ -165,17 +167,17 @@ class Dense:
 
     @property
     def projections(self) -> list[Weight]:
-        """What multiplies the normalised x."""
+        """The matrices that are multiplied with the normalised x."""
         return [self.w_gate, self.w_up]
 
 
 @dataclass(frozen=True)
 class MoE:
-    """A mixture of experts: x + sum of weight * expert(n) over the chosen ones, in the order of the
-    choice, and the shared expert last, with n = norm(x).
+    """A mixture of experts: x + sum of weight * expert(n) over the chosen experts, n = norm(x). The
+    sum is in the order of the choice; the shared expert comes last.
 
-    Beside a dense feed-forward: x + post_norm(d + expert_norm(that sum)), where d is what `dense`
-    would add to x, and there is no shared expert.
+    With `dense`: x + post_norm(d + expert_norm(that sum)), where d is what `dense` would add to x;
+    there is no shared expert.
     """
 
     norm: Norm
@@ -188,7 +190,7 @@ class MoE:
 
     @property
     def projections(self) -> list[Weight]:
-        """What multiplies the normalised x of all tokens."""
+        """The matrices that are multiplied with the normalised x of all tokens."""
         shared = self.shared
         return [self.router.weight, *([shared.w_gate, shared.w_up] if shared else [])]
 
@@ -199,10 +201,10 @@ FeedForward = Dense | MoE
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer; a backend that fuses looks at what comes next.
+    """One layer. `next` lets a backend fuse the end of this layer with the beginning of the next.
 
-    `next` is the layer behind, or None for the last one. parallel: mixer and ffn take the same x,
-    and `mix` adds the outputs of both. `input` and `scale` are what `end_layer` computes.
+    `next` is None for the last layer. parallel: mixer and ffn take the same x, and `mix` adds the
+    outputs of both. `end_layer` computes `input` and `scale`.
     """
 
     index: int

@@ -1,8 +1,7 @@
-"""Ops that show what goes into each matrix: what importance matrices and smoothing are made of.
+"""Ops that show the input of each matrix, from which importance matrices and smoothing are made.
 
-ObservedOps wraps any backend, and knows nothing about how that computes. Inputs are brought to the
-host, and what an op normalises is normalised there again, in float32, so that the backend need not
-give away what it has fused.
+ObservedOps wraps any backend, and does not depend on how it computes. Inputs are copied to the host
+and normalised there again, in float32, so that the backend may fuse its norms.
 """
 
 from __future__ import annotations
@@ -36,30 +35,30 @@ from .numpy.functions import normalised
 
 F32 = NDArray[np.float32]
 Ids = NDArray[np.int32]
-See = Callable[[str, F32], None]  # a tensor's name, and x[T, K] that is multiplied with it
-# A tensor of X experts, X, x[T, J, K], and ids[T, J] of the experts that it is multiplied with
+See = Callable[[str, F32], None]  # gets a tensor's name, and its input x[T, K]
+# Gets the name of a tensor of experts, X, its input x[T, J, K], and the ids[T, J] of the experts.
 SeeExperts = Callable[[str, int, F32, Ids], None]
 
 
 class ObservedOps(Forwarding):
     """A backend that calls see(name, x[T, K]) for the matrices of each product, then computes.
 
-    Parts of a tensor that a file holds fused have its name, and are shown once. see_experts: is
-    called for tensors of experts; without it `see` is, with x[T * J, K].
+    Parts of a fused tensor have its name, and their input is shown once. see_experts is called for
+    tensors of experts; without it, `see` is called with x[T * J, K].
     """
 
     def __init__(self, ops: Ops, see: See, see_experts: SeeExperts | None = None) -> None:
         super().__init__(ops)
-        self.asynchronous = False  # every input is waited for
+        self.asynchronous = False  # every input is read at once
         self._see = see
         self._see_experts = see_experts or (
             lambda name, n, x, ids: see(name, x.reshape(ids.size, -1))
         )
-        self._moe: tuple[MoE, F32] | None = None  # of this layer, and what it multiplies
-        self._ids: Ids = np.zeros((0, 0), np.int32)  # of its chosen experts
-        # The weight is kept so that its id stays its own.
+        self._moe: tuple[MoE, F32] | None = None  # the MoE of this layer, and its input
+        self._ids: Ids = np.zeros((0, 0), np.int32)  # the ids of its chosen experts
+        # The weight is kept, so that its id() is not reused.
         self._tensors: dict[int, tuple[Weight, Tensor]] = {}
-        self._meets: dict[str, Weight] = {}  # what multiplies an inner output of the layer
+        self._meets: dict[str, Weight] = {}  # name of an inner output -> the weight that takes it
 
     def weight(
         self,
@@ -91,7 +90,7 @@ class ObservedOps(Forwarding):
         return super().feed_forward(x, layer, step)
 
     def _show_inputs(self, x: Array, ffn: FeedForward) -> None:
-        """What a feed-forward multiplies; inner outputs come later."""
+        """Show the input of a feed-forward; inner outputs come later."""
         n = self._normalised(x, ffn.norm)
         self._moe = (ffn, n) if isinstance(ffn, MoE) else None
         if not isinstance(ffn, MoE):
@@ -105,7 +104,7 @@ class ObservedOps(Forwarding):
             self._show_beside(x, n, ffn.router, ffn.dense)
 
     def _show_beside(self, x: Array, n: F32, router: Router, dense: Dense) -> None:
-        """What a router, and a dense feed-forward beside its experts, multiply."""
+        """Show the inputs of a router, and of a dense feed-forward beside its experts."""
         if router.norm is not None:
             n = self._normalised(x, router.norm) * np.float32(router.norm_scale)
         self._show(n, router.weight)
@@ -134,7 +133,7 @@ class ObservedOps(Forwarding):
             self._show_experts(*self._moe, name, array)
 
     def _show_experts(self, ffn: MoE, n: F32, name: str, array: Array) -> None:
-        """n[T, D] to gate and up of the chosen experts, and h[T, J, F] to down."""
+        """Show n[T, D] for gate and up of the chosen experts, or h[T, J, F] for down."""
         e = ffn.experts
         if name == "experts":
             self._ids = np.asarray(self.read(array)).astype(np.int32)

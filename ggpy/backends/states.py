@@ -1,7 +1,8 @@
-"""What layers keep of the sequences, and the cache that holds it: pages of keys and values, or
-recurrent states.
+"""The state that layers keep for each sequence, and the shape of the cache that holds it: pages of
+keys and values, or recurrent states.
 
-Knows sizes; the storage is a backend's, and which page is whose is the runtime's matter.
+This module knows sizes only. Backends own the storage; the runtime knows which sequence holds which
+page.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from dataclasses import dataclass
 from ..cache_types import USUAL, CacheTypes
 
 PAGE_SIZE = 64  # positions in a page of the KV cache
-NO_STATE = -1  # in the table of a sequence that begins
-# States of a sequence: behind its last step, before it, and one to which it can be taken back.
+NO_STATE = -1  # stands in the table of a new sequence
+# States of a sequence: after its last step, before that step, and one that it can return to.
 STATES = 3
-SPARE_STATES = 8  # at most, for texts whose sequences have ended
+SPARE_STATES = 8  # most states that are kept for texts whose sequences have ended
 
 
 def pages_for(n_positions: int) -> int:
-    """Pages that hold so many positions."""
+    """The number of pages that n_positions need."""
     return -(-n_positions // PAGE_SIZE)
 
 
@@ -39,12 +40,12 @@ class PagedKV:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether a sequence stops needing more at some length."""
+        """Whether the pages of a sequence stop growing at some length."""
         return self.window > 0
 
     def pages(self, n_ctx: int, n_batch: int) -> int:
-        """Pages that a sequence of n_ctx positions holds at most, in steps of n_batch tokens: with
-        a window, those of the step and of what its first token sees.
+        """The most pages that a sequence of n_ctx positions holds, in steps of n_batch tokens. With
+        a window, these are the pages of the step and those that its first token sees.
         """
         whole = pages_for(n_ctx)
         return min(whole, pages_for(self.window + n_batch) + 1) if self.window else whole
@@ -52,11 +53,12 @@ class PagedKV:
 
 @dataclass(frozen=True)
 class Recurrent:
-    """The state of one layer of gated delta net, in float32: the last taps - 1 inputs of its
+    """The state of one gated delta net layer, in float32: the last taps - 1 inputs of its
     convolution, and a matrix for each value head.
 
-    It has one size whatever the length of the text, and cannot be cut back to a position before:
-    a sequence keeps those of some positions instead. Layers with equal specs are one group.
+    Its size does not depend on the length of the text. It cannot be cut back to an earlier
+    position, so a sequence keeps the states of some positions. Layers with equal specs are one
+    group.
     """
 
     n_k_head: int  # Hk
@@ -69,17 +71,17 @@ class Recurrent:
 
     @property
     def channels(self) -> int:
-        """C, of the convolution."""
+        """C, the channels of the convolution."""
         return (2 * self.n_k_head + self.n_v_head) * self.size
 
     @property
     def conv_shape(self) -> tuple[int, int]:
-        """[taps - 1, C]."""
+        """The shape of the convolution's inputs, [taps - 1, C]."""
         return self.taps - 1, self.channels
 
     @property
     def matrix_shape(self) -> tuple[int, int, int]:
-        """[Hv, S, S], of each head first the axis of keys."""
+        """The shape of the matrices, [Hv, S, S]; the axis of keys comes before that of values."""
         return self.n_v_head, self.size, self.size
 
     @property
@@ -88,7 +90,7 @@ class Recurrent:
         return 4 * ((self.taps - 1) * self.channels + self.n_v_head * self.size**2)
 
     def pages(self, n_ctx: int, n_batch: int) -> int:
-        """States that a sequence has at most."""
+        """The most states that a sequence holds."""
         return STATES
 
 
@@ -97,19 +99,19 @@ StateSpec = PagedKV | Recurrent
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Layers with one spec: for each of them n_pages pages, and a page table per sequence.
+    """Layers with equal specs: n_pages pages in each layer, and one page table per sequence.
 
-    A page of recurrent states is the state of one sequence behind one position.
+    A page of a recurrent group holds the state of one sequence after one position.
     """
 
     spec: StateSpec
     layers: tuple[int, ...]  # indices of layers, in the order of Attention.slot
-    n_pages: int  # that all sequences share
-    limit: int = 0  # pages that one sequence holds at most; 0 is all of them
+    n_pages: int  # shared by all sequences
+    limit: int = 0  # most pages that one sequence holds; 0: n_pages
 
     @property
     def n_layer(self) -> int:
-        """Layers that the group holds."""
+        """The number of layers in the group."""
         return len(self.layers)
 
 
@@ -120,7 +122,9 @@ class CacheShape:
     groups: tuple[CacheGroup, ...]
 
     def too_large(self, page_bytes: Sequence[int], free: int) -> MemoryError:
-        """Where pages that take so many bytes in all layers of each group exceed free bytes."""
+        """The error for a cache that exceeds `free` bytes. page_bytes: of one page in all layers of
+        each group.
+        """
         sizes = [n * g.n_pages for n, g in zip(page_bytes, self.groups, strict=True)]
         pairs = list(zip(page_bytes, self.groups, strict=True))
         whole = [(n, g) for n, g in pairs if not g.spec.is_bounded]

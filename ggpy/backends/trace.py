@@ -1,7 +1,7 @@
-"""Ops that record what they compute, so that two backends are compared op by op.
+"""Ops that record their outputs, so that two backends can be compared op by op.
 
-A trace wraps any backend and knows nothing about how it computes. Every output is copied to the
-host, so this is for finding errors and not for use.
+A trace wraps any backend, and does not depend on how it computes. Every output is copied to the
+host, so a trace is for finding errors only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .interface import Array, Head, Norm, Ops, Probe, Step, Weight
 
 @dataclass(frozen=True)
 class Record:
-    """One op's output, or what a layer computes inside (interface.INNER); layer -1 is before the
-    first, n_layer after the last.
+    """The output of an op, or a value inside a layer (interface.INNER). layer is -1 before the
+    first layer, and n_layer after the last.
     """
 
     layer: int
@@ -29,18 +29,18 @@ class Record:
 
 
 class Trace(Forwarding):
-    """A backend that keeps a `records` list of all that another one computes."""
+    """A backend that keeps a list `records` of the outputs of another backend."""
 
     def __init__(self, ops: Ops) -> None:
         super().__init__(ops)
-        self.asynchronous = False  # every output is waited for
+        self.asynchronous = False  # every output is read at once
         self.records: list[Record] = []
         self._layer = -1
 
     def run(
         self, step: Step, forward: Callable[[Step], Array], probe: Probe | None = None
     ) -> Array:
-        """forward(step), and what its layers compute inside is recorded too."""
+        """Runs forward(step), and records values inside its layers, too."""
         return super().run(step, forward, chained(self._record_inner, probe))
 
     def embed(
@@ -67,7 +67,7 @@ class Trace(Forwarding):
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two traces part: the largest error relative to the output's largest value."""
+    """The difference of two traces at one op: the largest error over the largest value."""
 
     index: int
     layer: int
@@ -76,7 +76,7 @@ class Difference:
 
 
 def errors(ours: Sequence[Record], theirs: Sequence[Record]) -> list[Difference]:
-    """The error of every op; ValueError when the traces are not of the same ops."""
+    """The error of every op; ValueError if the traces have different ops."""
     if [(r.layer, r.op, r.output.shape) for r in ours] != [
         (r.layer, r.op, r.output.shape) for r in theirs
     ]:
@@ -90,7 +90,7 @@ def errors(ours: Sequence[Record], theirs: Sequence[Record]) -> list[Difference]
 def first_difference(
     ours: Sequence[Record], theirs: Sequence[Record], tolerance: float
 ) -> Difference | None:
-    """The first op whose error is above the tolerance, or not a number."""
+    """The first op whose error is above the tolerance or NaN."""
     return next((d for d in errors(ours, theirs) if not d.error <= tolerance), None)
 
 

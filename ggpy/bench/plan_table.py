@@ -81,7 +81,7 @@ def steps_of(decode: Sequence[int] = DECODE, prefill: Sequence[int] = PREFILL) -
 
 
 def _rows(ops: Cuda, decoder: Any, s: StepClass) -> Iterator[tuple[int, PlanRow]]:
-    """(layer, row); the head's layer is behind the last, that of inputs before the first."""
+    """(layer, row); the head's layer is after the last, that of inputs before the first."""
     planner, attention = ops.context.planner, ops.attention
     assert attention is not None
     n = f"{s.n_tokens}" if s.decode else f"pp{s.n_tokens}"

@@ -1,7 +1,7 @@
-"""A CUDA backend that computes nothing: it plans, and records which kernels it would launch.
+"""A CUDA backend that computes nothing: it makes plans and records which kernels it would launch.
 
-Its weights have shapes and no memory. `ggpy bench --plan` shows its plans; `compile_steps` compiles
-the kernels of a model's steps before they are needed.
+Its weights have shapes but no memory. `ggpy bench --plan` prints its plans, and `compile_steps`
+compiles the kernels of a model's steps before they are needed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from .compile_ahead import Wishes, compile_ahead
 
 LARGE_SHARED = (
     227 << 10
-)  # bytes of shared memory of a CTA on Hopper and the data centres' Blackwell
-GPUS = {  # architecture -> SMs of a common GPU of it, where no other is at hand
+)  # bytes of shared memory of a CTA on Hopper and on Blackwell for data centres
+GPUS = {  # architecture -> SMs of a common GPU of it, used if there is no real one
     "sm_75": 40,
     "sm_80": 108,
     "sm_86": 82,
@@ -42,12 +42,12 @@ GPUS = {  # architecture -> SMs of a common GPU of it, where no other is at hand
 }
 SMALL_SHARED = {"sm_120": 99 << 10}
 N_CTX = 4096
-# Sequences that decode together, and tokens of prompts, between which the kernels change.
+# Batch sizes and prompt lengths at which the choice of kernels may change.
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048)
 
 
 def device_of(architecture: str, sm_count: int | None = None) -> Any:
-    """A device of an architecture that computes nothing; ValueError for one that is not known."""
+    """A device that computes nothing, of a given architecture; ValueError if it is unknown."""
     if architecture not in GPUS:
         raise ValueError(f"{architecture} is not known: take one of {', '.join(GPUS)}")
     shared = SMALL_SHARED.get(architecture) or SHARED_BYTES.get(architecture, LARGE_SHARED)
@@ -58,25 +58,25 @@ def device_of(architecture: str, sm_count: int | None = None) -> Any:
 
 
 class PlannedDevice(Wishes):
-    """Wishes that also stand in for streams and pinned memory."""
+    """Wishes that also replace streams and pinned memory."""
 
     used_bytes = 0
 
     def __init__(self, device: Any) -> None:
         super().__init__(device)
-        self.asked: list[tuple[str, Sequence[str], dict[str, Any]]] = []  # kernels() of Device
+        self.asked: list[tuple[str, Sequence[str], dict[str, Any]]] = []  # arguments of kernels()
 
     def kernels(self, source: str, names: Sequence[str], **options: Any) -> list[Any]:
-        """Record the source, and what was asked for."""
+        """Record the source, the names and the options."""
         self.asked.append((source, names, options))
         return super().kernels(source, names, **options)
 
     def pinned(self, nbytes: int) -> Any:
-        """Memory of the host."""
+        """Ordinary host memory."""
         return np.zeros(nbytes, np.uint8)
 
     def mapped(self, nbytes: int) -> Any:
-        """The same, with an address."""
+        """Ordinary host memory and an address."""
         return self.pinned(nbytes), self.alloc(nbytes).at(0)
 
     def new_stream(self) -> Any:
@@ -85,12 +85,12 @@ class PlannedDevice(Wishes):
 
     @property
     def stream(self) -> Any:
-        """The device's own."""
+        """A stream on which nothing happens."""
         return self.event()
 
 
 class NoUpload(Uploader):
-    """Gives weights an address and no memory."""
+    """Gives weights an address but no memory."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
@@ -98,14 +98,14 @@ class NoUpload(Uploader):
     def upload(
         self, tensor: Tensor, tiled: bool, on_host: bool = False
     ) -> tuple[TiledMatrix | None, Buffer | None]:
-        """As Uploader.upload, without the copy."""
+        """Like Uploader.upload, without the copy."""
         memory, (n_rows, k) = self.device.alloc(1 << 40), tensor.shape[-2:]
         layout = layout_of(tensor.format, k) if tiled else None
         return (TiledMatrix(layout, n_rows, k, memory), None) if layout else (None, memory)
 
 
 class PlannedCuda(Cuda):
-    """A backend whose weights have shapes and no memory."""
+    """A backend whose weights have shapes but no memory."""
 
     def __init__(self, device: Any, **policy: Any) -> None:
         super().__init__(device, **policy)
@@ -123,10 +123,11 @@ def compile_steps(
     say: Callable[[str], None],
     **policy: Any,
 ) -> None:
-    """Compile what a model's steps need on a GPU, in several processes, where the cache has none,
-    and load it: loading may wait for all that runs.
+    """Compile and load the kernels that a model's steps need on a GPU.
 
-    n_seq: sequences that decode together at most. policy: see Cuda.
+    Kernels that are not in the cache are compiled in several processes. All are loaded now, because
+    loading a kernel later may wait for everything that runs on the GPU. n_seq: the most sequences
+    that decode together. policy: see Cuda.
     """
     planned = PlannedDevice(device)
     ops = PlannedCuda(planned, **policy)
@@ -143,13 +144,13 @@ def compile_steps(
     if missing:
         compile_ahead(missing, device.target, None, say)
     for source, names, options in planned.asked:
-        with suppress(CompileError):  # was printed; whoever needs the kernel is told again
+        with suppress(CompileError):  # printed already; raised again when the kernel is needed
             device.kernels(source, names, **options)
 
 
 def _run(ops: Cuda, decoder: Any, lengths: Sequence[int], depth: int = 0) -> None:
-    """A step of sequences with so many new tokens each, the first behind `depth` others, sampled
-    greedily and not.
+    """Run a step of sequences with lengths[i] new tokens each, and sample it, once greedily and
+    once with default parameters. depth: tokens of the first sequence before its new ones.
     """
     width = pages_for(depth + max(lengths))
     n, groups = len(lengths), decoder.cache_shape(1, N_CTX, 1).groups

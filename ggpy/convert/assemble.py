@@ -23,7 +23,7 @@ from .weights import FLOAT8, FLOATS, Weights
 Stored = Weights | Packed | Scaled | Values  # one tensor, however it is stored
 
 WEIGHT = ".weight"
-SCALES = INVERSE, SCALE = ("_scale_inv", "_scale")  # behind the name of a matrix of bytes
+SCALES = INVERSE, SCALE = ("_scale_inv", "_scale")  # follow the name of a matrix of bytes
 ZERO = "_zero_point"
 # What stands beside a packed matrix, by the ending of the matrix itself
 PACKED = {

@@ -278,9 +278,9 @@ class SourceParts:
     """What a file has beside the tensors of the model that are found by their names."""
 
     made: Mapping[str, NDArray[np.float32]]  # of settings
-    dense: Mapping[str, Gathered]  # behind the pooling
+    dense: Mapping[str, Gathered]  # matrices after the pooling
     classifier: Transform | None  # of the output matrix, which is left out
-    n_nextn: int  # blocks behind the layers, which are left out
+    n_nextn: int  # blocks after the layers, which are left out
 
 
 def _sources(
@@ -290,13 +290,13 @@ def _sources(
     parts: SourceParts,
     checkpoint: Checkpoint,
 ) -> list[Source]:
-    """The tensors of the file; ConvertError unless all that is needed is there, and no other than
-    those of the n_nextn blocks behind the layers.
+    """The tensors of the file; ConvertError if one is missing, or if there is another one outside
+    of the n_nextn blocks after the layers.
     """
     hf = architecture.hugging_face
     assert hf is not None
-    behind = range(sizes.n_layer, sizes.n_layer + parts.n_nextn)
-    named = {**_by_gguf_name(hf, checkpoint, tied, behind), **parts.dense}
+    after = range(sizes.n_layer, sizes.n_layer + parts.n_nextn)
+    named = {**_by_gguf_name(hf, checkpoint, tied, after), **parts.dense}
     if parts.classifier is not None:
         named[CLASSIFIER] = named.pop("output.weight", named["token_embd.weight"])
         tied = True

@@ -152,9 +152,9 @@ def transposed(codes: U8) -> U8:
 
 
 class Parts:
-    """The tensors that make one matrix, by what stands behind its name; checked as they are read.
+    """The tensors that make one matrix, by what follows its name; checked when they are read.
 
-    `take` is called with the name of each that was used.
+    `take` is called with the name of each tensor that was used.
     """
 
     def __init__(self, stem: str, found: Mapping[str, Any], q: Quantization) -> None:
@@ -281,7 +281,7 @@ def _packed(
     zeros: U8,
     groups: NDArray[np.intp],
 ) -> Packed:
-    """Of scales[G, N] and zeros[G, N]."""
+    """The packed matrix with scales[G, N] and zeros[G, N]."""
 
     def codes() -> U8:
         return np.ascontiguousarray(unpack(words.shard.read(words.name)))

@@ -86,7 +86,7 @@ def _ids(
 
 
 def _with_last(ids: dict[str, int], content: dict[str, Any], tokens: Tokens) -> dict[str, int]:
-    """The token that is put behind a text is EOS in a file; another that ends answers is EOT."""
+    """The token that is put after a text is EOS in a file; another that ends answers is EOT."""
     text = _around(content)[1]
     if text is None or text not in tokens.texts or "eos" not in ids:
         return ids
@@ -110,7 +110,7 @@ def _with_ends(
 
 
 def _around(content: dict[str, Any]) -> tuple[str | None, str | None]:
-    """The special tokens that the post-processor puts before a text and behind it."""
+    """The special tokens that the post-processor puts before a text and after it."""
     first = last = None
     for step in steps_of(content.get("post_processor"), "processors"):
         single = step.get("single") if step.get("type") == "TemplateProcessing" else None

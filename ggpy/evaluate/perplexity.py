@@ -176,7 +176,7 @@ class Estimate(NamedTuple):
 
 
 def mean(values: NDArray[Any]) -> Estimate:
-    """Of independent values; the error of fewer than two is 0."""
+    """The mean of independent values and its error, which is 0 for fewer than two."""
     error = float(np.sqrt(values.var() / (len(values) - 1))) if len(values) > 1 else 0.0
     return Estimate(float(values.mean()), error)
 
@@ -211,7 +211,7 @@ def difference(tokens: NDArray[Any]) -> Estimate:
 
 
 def correlation(a: F64, b: F64) -> float:
-    """Of two lists of values, -1 to 1; NaN where one of them does not vary."""
+    """The correlation of two lists of values, -1 to 1; NaN if one of them does not vary."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return float(np.corrcoef(a, b)[0, 1])
 
@@ -245,7 +245,7 @@ class Requantized:
 
 
 def matrices_that_fit(file: File, format: Format) -> list[Tensor]:
-    """Those that can be quantised to a format; ValueError where there is none."""
+    """The matrices that can be quantised to a format; ValueError if there are none."""
     block = format.block_size
     if any(t.format.name == "I8" and len(t.shape) == 2 for t in file.tensors.values()):
         raise ValueError(

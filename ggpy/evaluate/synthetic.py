@@ -188,7 +188,7 @@ def _repeated(pool: NDArray[np.uint8], times: int) -> NDArray[np.uint8]:
 
 
 def _value(name: str) -> float:
-    """Of the numbers of a vector: norms change nothing, and states decay."""
+    """The value of all elements of a vector: norms change nothing, and states decay."""
     return -1.0 if name.endswith("ssm_a") else 1.0
 
 
@@ -201,7 +201,7 @@ def _constant(name: str, shape: tuple[int, ...], value: float) -> Tensor:
 def _formats(
     model: Synthetic, sizes: Dimensions, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Format]:
-    """Of each tensor."""
+    """The format of each tensor."""
     if model.format not in OF_SEVERAL:
         return {name: _format_of(model, name, shape) for name, shape in shapes.items()}
     counts = sizes.n_layer, sizes.layers[0].n_head, sizes.layers[0].n_head_kv

@@ -82,8 +82,8 @@ def finite_or_zero(x: F32) -> F32:
 def round_half_away(x: F32) -> NDArray[np.int8]:
     """C's roundf, for x in the range of int8.
 
-    The conversion to int8 drops what is behind the point of x plus, with the sign of x, the number
-    just below 0.5; 0.5 itself would send that number to 1. (np.copysign takes twice as long.)
+    The conversion to int8 drops the fraction of x plus, with the sign of x, the number just below
+    0.5; 0.5 itself would send that number to 1. (np.copysign takes twice as long.)
     """
     nearly_half = x.view(np.uint32) & SIGN_BIT | JUST_BELOW_HALF.view(np.uint32)
     rounded: NDArray[np.int8] = (x + nearly_half.view(np.float32)).astype(np.int8)

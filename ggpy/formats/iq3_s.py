@@ -54,8 +54,8 @@ def _blocks(weights: F32, errors: F32) -> Blocks:
     )
     scales, indices = scales.reshape(-1, 8), indices.reshape(-1, 8, 8)
     signs = np.packbits(weights < 0, axis=1, bitorder="little").reshape(-1, 8, 4)
-    # ggml writes nothing for a group of zeros and puts the points and signs of the groups behind
-    # it one place earlier, but not the ninth bits and the scales. To equal its files is to follow.
+    # ggml writes nothing for a group of zeros, and puts the points and signs of the groups after it
+    # one place earlier, but not the ninth bits and the scales. Files are equal only if we do so.
     empty = ~weights.reshape(-1, 8, 32).any(axis=2)
     order = np.argsort(empty, axis=1, kind="stable")[:, :, None]
     blocks = np.zeros(len(weights), block_iq3_s)

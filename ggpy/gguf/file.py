@@ -236,7 +236,7 @@ def _other_parts(first: _Part, budget: Budget) -> list[_Part]:
 
 
 def _part_path(first: _Part, index: int, count: int) -> Path:
-    """Where part `index` (from 0) of `count` is, by the name of one of them."""
+    """The path of part `index` (from 0) of `count`, from the name of one part."""
     name = _PART_NAME.fullmatch(first.path.name)
     if not name or int(name[2]) != count:
         problem = f"is {count}, so parts are named NAME-00001-of-{count:05}.gguf: rename the file"

@@ -3,7 +3,7 @@
 A launch copies the bytes of a ctypes structure, or of a numpy record, into a C++ struct that is
 declared in cuda/ under the same name, with fields of the same names. The asserts here compare the
 sizes of the two, and the offset and the size of every field. Wrappers give them to the compiler
-behind the kernel's source (`extra_source`); they add no machine code.
+after the kernel's source (`extra_source`); they add no machine code.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _with_parts(structure: type[ctypes.Structure]) -> Iterator[type[ctypes.Struc
 
 
 def _own_fields(structure: type[ctypes.Structure]) -> list[Field]:
-    """Without those of its bases, which have asserts of their own."""
+    """The fields of a structure without those of its bases, which have their own asserts."""
     names = [field[0] for field in vars(structure)["_fields_"]]
     return [(n, getattr(structure, n).offset, getattr(structure, n).size) for n in names]
 

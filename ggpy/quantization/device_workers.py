@@ -112,7 +112,7 @@ class RowsPart:
         start = _aligned(FLAG_BYTES)
         data = start + _aligned(importance.nbytes)
         squares = data + _aligned(task.data.size)
-        flag = _aligned(rows * row_bytes)  # where it comes back, behind the blocks
+        flag = _aligned(rows * row_bytes)  # where it comes back, after the blocks
         with self.alone:
             host, to = self._room("weights", squares + 4 * rows)
             back, out = self._room("blocks", flag + FLAG_BYTES)

@@ -28,7 +28,7 @@ from ..util.output_file import write_whole
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 
-SUMS, COUNTS = ".in_sum2", ".counts"  # what tensors are called, behind the name of the matrix
+SUMS, COUNTS = ".in_sum2", ".counts"  # names of tensors, after the name of the matrix
 DATASETS, CHUNK_COUNT, CHUNK_SIZE = (
     f"imatrix.{name}" for name in ("datasets", "chunk_count", "chunk_size")
 )

@@ -287,7 +287,7 @@ def write_parts(
 
 
 def part_name(path: Path, number: int, count: int) -> Path:
-    """Where a part is, by the name of the whole with or without .gguf."""
+    """The path of a part of a split file. path: of the whole, with or without .gguf."""
     stem = path.name.removesuffix(".gguf")
     return path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf")
 

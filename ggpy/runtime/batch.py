@@ -1,7 +1,7 @@
-"""What is evaluated together, as a step: tokens of several sequences, one after the other.
+"""Batches: the tokens of several sequences that one step evaluates together.
 
-Made for every token that is generated, so what does not change from step to step is kept. Nothing
-here knows which sequences are chosen, or why.
+A batch is made for every generated token, so parts that do not change between steps are kept.
+Nothing here knows which sequences are chosen, or why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from .sequence import Sequence
 
 
 class TableStack:
-    """The page tables of the last step: of the same sequences, only what changed is written."""
+    """The page tables of the last step. If the next step has the same sequences, only the rows that
+    changed are written.
+    """
 
     def __init__(self) -> None:
         self._sequences: list[SequencePages] = []
@@ -28,7 +30,7 @@ class TableStack:
         self._rows: tuple[NDArray[np.int32], ...] = ()
 
     def rows(self, sequences: list[SequencePages]) -> tuple[NDArray[np.int32], ...]:
-        """Step.page_tables; valid until the next call."""
+        """Returns Step.page_tables, valid until the next call."""
         versions = [s.version for s in sequences]
         if sequences == self._sequences:
             if versions == self._versions:
@@ -50,20 +52,20 @@ class TableStack:
 
 
 class Batch:
-    """Tokens of some sequences: first of those that have a single one, then of prompts."""
+    """Tokens of some sequences: those with a single token come first, then chunks of prompts."""
 
     def __init__(self) -> None:
         self.sequences: list[Sequence] = []
-        self.ids: list[int] = []  # of all
-        self.lengths: list[int] = []  # of each sequence
-        self.owners: list[Sequence] = []  # whose last tokens are among them
-        self.rows: list[int] = []  # where these are
-        self.n_ones = 0  # of the sequences: with a single token
+        self.ids: list[int] = []  # tokens of all sequences
+        self.lengths: list[int] = []  # tokens of each sequence
+        self.owners: list[Sequence] = []  # sequences whose last token is in the batch
+        self.rows: list[int] = []  # indices of these last tokens
+        self.n_ones = 0  # sequences with a single token
         self.n_prompt_tokens = 0
 
     def add_ones(self, sequences: list[Sequence], ids: list[int], n_prompts: int = 0) -> None:
-        """The only token that each of these has to evaluate; before any prompt. n_prompts: of
-        these, last tokens of prompts.
+        """Add sequences that have one token each to evaluate; call this before `add_prompt`.
+        n_prompts: how many of the tokens are the last of a prompt.
         """
         n = len(ids)
         self.sequences, self.ids, self.lengths = sequences, ids, [1] * n
@@ -71,7 +73,7 @@ class Batch:
         self.n_ones, self.n_prompt_tokens = n, n_prompts
 
     def add_prompt(self, s: Sequence, limit: int) -> int:
-        """Up to `limit` tokens that a sequence has to evaluate; how many these are."""
+        """Add up to `limit` tokens that a sequence has to evaluate; returns how many were added."""
         tokens = s.ids[s.n_evaluated : s.n_evaluated + limit]
         if not tokens:
             return 0
@@ -85,16 +87,16 @@ class Batch:
         return len(tokens)
 
     def prompts(self) -> list[Sequence]:
-        """The sequences behind those of a single token."""
+        """The sequences that `add_prompt` added."""
         return self.sequences[self.n_ones :]
 
     def spans(self) -> Iterator[Span]:
-        """What the step writes of each sequence."""
+        """The positions that the step writes in each sequence."""
         for s, length in zip(self.sequences, self.lengths, strict=True):
             yield s.pages, s.n_evaluated, s.n_evaluated + length
 
     def step(self, tables: TableStack) -> Step:
-        """The step; its page tables are valid until the next one is made."""
+        """Returns the step; its page tables are valid until the next step is made."""
         n, first = len(self.ids), [s.n_evaluated for s in self.sequences]
         page_tables = tables.rows([s.pages for s in self.sequences])
         ids = np.array(self.ids, np.int32)
@@ -110,16 +112,16 @@ class Batch:
 
 @dataclass
 class Flight:
-    """A step that was handed over and whose tokens nobody has read; logits[R, V] of its rows."""
+    """A step that the backend has got and whose tokens nobody has read yet."""
 
-    owners: list[Sequence]  # of each row
-    logits: Array
+    owners: list[Sequence]  # the sequence of each row
+    logits: Array  # [R, V]
     ids: Array | None = None  # None until the tokens are drawn
-    n_collected: int = 0  # rows whose tokens were accepted, or refused
+    n_collected: int = 0  # rows whose tokens were accepted or refused
 
     @property
     def waits(self) -> bool:
-        """Whether some row is drawn under a mask that follows from the step before."""
+        """Whether the mask of some row depends on the tokens of the step before."""
         return any([s.sampler.mask is not None and s.sampler.waits for s in self.owners])
 
 
@@ -131,7 +133,7 @@ def _count(n: int) -> NDArray[np.int32]:
 
 
 def ragged(chunks: Seq[tuple[SequencePages, list[int], int]], rows: NDArray[np.int32]) -> Step:
-    """A step of (pages, tokens, position of the first) for each sequence."""
+    """A step of one chunk (pages, tokens, position of the first token) for each sequence."""
     lengths = [len(tokens) for _, tokens, _ in chunks]
     return Step(
         ids=np.concatenate([np.array(tokens, np.int32) for _, tokens, _ in chunks]),

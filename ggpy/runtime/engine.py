@@ -1,10 +1,9 @@
 """Sequences in flight -> ragged batches -> tokens.
 
-The engine decides what is evaluated together: one token of each sequence that is answering and, in
-the room that is left, chunks of prompts. What a sequence raises ends that one alone. With a backend
-that works asynchronously the next step is handed over before the last tokens are read. Sequences
-come and go from any thread; one at a time may step. Nothing here knows how a step is computed,
-where prompts come from, or who reads the text.
+Each step evaluates one token of every sequence that decodes and, in the rest of the batch, chunks
+of prompts. An error of a sequence ends that sequence alone. With an asynchronous backend, a step is
+submitted before the last one's tokens are read. Sequences come from any thread; one at a time may
+step. Nothing here knows how steps are computed, where prompts come from, or who reads the text.
 """
 
 from __future__ import annotations
@@ -51,16 +50,17 @@ NOT_FINITE = (
 class Engine:
     """Runs up to n_seq sequences of up to n_ctx tokens; more wait.
 
-    n_batch: tokens in one step at most. run_ahead: hand over a step before the last one's tokens
-    are read; by default what the backend is good for. n_rewind: positions beyond n_batch by which a
-    sequence with windows may be taken back without being evaluated again. n_positions: of the KV
-    cache, which all sequences share, at least n_ctx, else ValueError; None reserves n_ctx for each.
-    Where fewer run out, the youngest sequence waits and is evaluated again. prefill_tokens: of
-    prompts, in a step in which a sequence decodes (chunked prefill); None is n_batch. prefix_cache:
-    pages of ended sequences stay while nobody needs them, for prompts that begin alike.
+    | parameter | meaning |
+    |---|---|
+    | n_batch | most tokens of one step |
+    | run_ahead | submit a step before the last one's tokens are read; None: if it pays |
+    | n_rewind | positions beyond n_batch that a sequence with windows can be cut back by |
+    | n_positions | of the KV cache that all sequences share, n_ctx or more; None: n_ctx for each |
+    | prefill_tokens | chunked prefill: see Scheduler; None: n_batch |
+    | prefix_cache | keep pages of ended sequences for prompts with the same beginning |
 
-    `add`, `cancel` and `release` may be called from any thread: while another one is in `step` they
-    take effect before its next step.
+    When pages run out, the youngest sequence waits and is evaluated again. Any thread may call
+    `add`, `cancel` and `release`; they take effect before the next step.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Engine:
         previous: Sequence | None = None,
         **options: Any,
     ) -> Sequence:
-        """A sequence that continues ids, begun; options, errors: see `prepare` and `begin`."""
+        """Prepare and begin a sequence that continues ids; see `prepare` and `begin`."""
         sequence = self.prepare(ids, params, **options)
         self.begin(sequence, previous)
         return sequence
@@ -131,16 +131,16 @@ class Engine:
         special: bool = False,
         grammar: TokenMask | None = None,
     ) -> Sequence:
-        """A checked sequence that continues ids, for `begin`; it holds nothing of the engine.
+        """Returns a checked sequence that continues ids, for `begin`. It holds no resources yet.
 
-        max_tokens: None is until the model or the context ends. context_shift: drop the older half
-        of what follows the first n_keep tokens when the context is full. keep: its pages outlive
-        its end. cache: it shares pages with sequences of the same salt that begin alike. client:
-        the one with the fewest running sequences comes next. special: its text has control tokens,
-        but not those that end it. grammar: what may come next.
+        max_tokens: None means until the model or the context ends. context_shift: in a full
+        context, drop the older half of the tokens after the first n_keep. keep: the pages outlive
+        the sequence. cache: share pages with sequences of the same salt and the same beginning.
+        client: the client with the fewest running sequences has the next turn. special: the text
+        shows control tokens, except those that end it. grammar: a mask of the next token.
 
-        ContextOverflow when the ids do not fit; ValueError, also for a context shift where layers
-        have recurrent states, of which no part can be dropped; RuntimeError after `close`.
+        ContextOverflow if the ids do not fit; ValueError, also for a context shift if layers have
+        recurrent states, which cannot be dropped in part; RuntimeError after `close`.
         """
         self._check_open()
         if not self.decoder.causal:
@@ -175,10 +175,10 @@ class Engine:
         )
 
     def begin(self, sequence: Sequence, previous: Sequence | None = None) -> None:
-        """Let a prepared sequence wait for its turn; RuntimeError after `close`, ValueError.
+        """Queue a prepared sequence. ValueError; RuntimeError after `close`.
 
-        previous: an ended sequence, prepared with keep, whose pages are taken over as far as its
-        tokens are the same.
+        previous: an ended sequence that was prepared with keep. The new sequence takes over its
+        pages as far as the tokens of both are the same.
         """
         self._check_own(sequence)
         if previous is not None:
@@ -195,7 +195,7 @@ class Engine:
         try:
             self._check_open()
             if previous is not None and previous.n_evaluated > previous.n_finite:
-                self._collect_all()  # so that it is known how much of it may be taken over
+                self._collect_all()  # to know how many of its tokens may be taken over
             self._scheduler.begin(s, previous)
         except Exception as error:
             self._scheduler.fail(s, error)
@@ -209,7 +209,7 @@ class Engine:
             raise RuntimeError("the model is closed")
 
     def cancel(self, sequence: Sequence) -> None:
-        """End a sequence now; of one that ended already, nothing changes."""
+        """End a sequence now; a sequence that has ended already does not change."""
         self._check_own(sequence)
         self._mailbox.post(partial(self._scheduler.cancel, sequence))
 
@@ -219,7 +219,7 @@ class Engine:
         self._mailbox.post(partial(self._scheduler.release, sequence))
 
     def close(self) -> None:
-        """End all sequences, which say so, and take no more; waits for a step that is under way."""
+        """End all sequences with an error and accept no more; waits for a step under way."""
         self._closed = True
         self.abort(RuntimeError("the model was closed before the answer was complete"))
 
@@ -232,7 +232,7 @@ class Engine:
         self._scheduler.fail_all(error)
 
     def pieces(self, sequence: Sequence) -> Iterator[Piece]:
-        """The pieces of one sequence until it ends, or its error; the others advance too."""
+        """Yields the pieces of one sequence, and raises its error; other sequences advance, too."""
         return sequence.follow(self.step)
 
     @property
@@ -241,7 +241,7 @@ class Engine:
         return bool(self._scheduler.waiting or self._scheduler.running or self._mailbox.pending)
 
     def stats(self) -> EngineStats:
-        """What is there and what was done, as of now; cheap, and for any thread."""
+        """Counts of sequences, pages and tokens, as of now; cheap, and any thread may call it."""
         return self._scheduler.stats()
 
     def count_anew(self) -> None:
@@ -251,10 +251,11 @@ class Engine:
     # Steps
 
     def step(self, wait: bool = False) -> list[Sequence]:
-        """Evaluate one batch; the sequences that have a piece more, or ended with it.
+        """Evaluate one batch. Returns the sequences that got a piece, and those that ended.
 
-        Occupied while another thread is in a step, for which `wait` waits instead. What a sequence
-        raises is its `error`; what the device raises is everybody's, and the step can be repeated.
+        Raises Occupied while another thread is in a step, unless `wait` is set. An error of one
+        sequence becomes its `error`; an error of the device is raised, and the step can be
+        repeated.
         """
         if not wait and self._mailbox.inside.locked():
             raise Occupied(
@@ -282,7 +283,7 @@ class Engine:
         return changed
 
     def logits(self, ids: Seq[int]) -> NDArray[np.float32]:
-        """l[T, V] of every token of a text, apart from all sequences, between their steps."""
+        """Logits l[T, V] of every token of a text, computed between two steps, in its own pages."""
         self._check_open()
         prompt = checked_prompt(ids, self.n_ctx, self.decoder.sizes.n_vocab)
         return self.apart(
@@ -292,17 +293,17 @@ class Engine:
         )
 
     def apart(self, work: Callable[[Callable[[int], SequencePages]], Result]) -> Result:
-        """What work(Scheduler.make_room) returns, between two steps; RuntimeError after `close`."""
+        """Returns work(Scheduler.make_room), called between two steps. RuntimeError if closed."""
         self._check_open()
         return self._mailbox.call(partial(work, self._scheduler.make_room), self._collect_all)
 
     def _submit(self) -> Flight | None:
-        """Hand over the next step, if there is anything to evaluate."""
+        """Submit the next step to the backend, if there is anything to evaluate."""
         batch = self._scheduler.next_batch(self._flight.owners if self._flight else None)
         if batch is None:
             return None
         try:
-            for s, id in zip(batch.sequences, batch.ids, strict=False):  # of one token are first
+            for s, id in zip(batch.sequences, batch.ids, strict=False):  # one-token ones are first
                 if id < 0:
                     s.sampler.expect(~id)
             with self.cache.cleared(self.ops.clear_pages, batch.spans()):
@@ -312,13 +313,13 @@ class Engine:
                 self._sample(flight)
         except BaseException:
             self._scheduler.interrupted(batch)
-            self._lost = self._flight is not None  # its ids are read first: they may be overwritten
+            self._lost = self._flight is not None  # read its ids first: they may be overwritten
             raise
         self._scheduler.evaluated(batch)  # only now: an interrupted step is not evaluated
         return flight
 
     def _sample(self, flight: Flight) -> None:
-        """Draw a step's tokens, all or none, if that was not done: masks follow from others."""
+        """Draw the tokens of a step, all or none, if they are not drawn yet: masks may delay it."""
         if flight.ids is not None or not flight.owners:
             return
         try:
@@ -330,8 +331,8 @@ class Engine:
             raise
 
     def _may_run_ahead(self, flight: Flight) -> bool:
-        """Whether the next step depends on the tokens under way, none of which was accepted, only
-        through their ids, and their logits are not kept. On masks only draws depend: see _sample.
+        """Whether the next step can be submitted before this step's tokens are read: none is
+        accepted yet, nobody wants their logits, and their ids suffice. Masks delay draws only.
         """
         if not self.run_ahead or flight.n_collected:
             return False
@@ -340,21 +341,21 @@ class Engine:
         )
 
     def _collect_all(self) -> None:
-        """Read the steps that are under way, without handing over more."""
+        """Read the steps that are under way, without submitting more."""
         while self._flight is not None:
             self._collect_first()
 
     def _collect_first(self) -> list[Sequence]:
-        """Read the step that was handed over first; the sequences that have a token of it."""
+        """Read the oldest step under way. Returns the sequences that got a token from it."""
         flight = self._flight
         changed = self._collect(flight) if flight and flight.owners else []
         self._flight, self._ahead, self._lost = self._ahead, None, False
         return changed
 
     def _collect(self, flight: Flight) -> list[Sequence]:
-        """Accept a step's tokens, each once; those of sequences that ended meanwhile are forgotten.
+        """Accept each token of a step once; tokens of sequences that ended meanwhile are dropped.
 
-        What goes wrong with one ends its sequence. An interrupted step is collected further.
+        An error ends its sequence alone. After an interrupt, the next call takes the other tokens.
         """
         self._sample(flight)
         ids = self.ops.read(flight.ids).tolist()
@@ -375,14 +376,14 @@ class Engine:
                 self._accept(s, ids[row], logits.get(row))
             except Exception as error:
                 self._scheduler.fail(s, error)
-            except BaseException:  # in the middle of a token: nobody knows how much of it is there
+            except BaseException:  # the token may be accepted in part
                 self._scheduler.fail(s, RuntimeError("interrupted while a token was accepted"))
                 raise
             changed.append(s)
         return changed
 
     def _accept(self, s: Sequence, token: int, logits: NDArray[np.float32] | None) -> None:
-        """Append a sampled token; end the sequence if it is the last."""
+        """Append a sampled token; end the sequence if the token is its last."""
         if token == NO_TOKEN:
             raise s.sampler.error or ValueError(NOT_FINITE)
         told = () if logits is None else s.scores(logits, token, self.tokenizer)

@@ -1,7 +1,6 @@
-"""The logits of a text, or of chunks of one, apart from any sequence that answers.
+"""The logits of a text, or of its chunks, apart from sequences that generate text.
 
-Perplexity is computed from those of chunks, and calibration sees the activations on the way to
-them.
+Perplexity is computed from the logits of chunks; calibration observes the activations meanwhile.
 
 Letters: N chunks of C tokens, K scored tokens in a chunk, S chunks at a time, V vocabulary.
 """
@@ -26,19 +25,19 @@ Ids = NDArray[np.int32]
 
 
 def first_scored(n_ctx: int) -> int:
-    """The position whose logits are the first that count."""
+    """The first position whose logits are scored."""
     return n_ctx // 2
 
 
 def n_scored(n_ctx: int) -> int:
-    """K: the last position's logits predict nothing that is known."""
+    """K, the scored positions; the last one is not scored, because its next token is unknown."""
     return n_ctx - 1 - first_scored(n_ctx)
 
 
 class Evaluator:
-    """A model that evaluates chunks of n_ctx tokens, n_batch in a step.
+    """A model that evaluates chunks of n_ctx tokens, n_batch tokens in a step.
 
-    With n_batch of several chunks, as many are evaluated together.
+    If several chunks fit in n_batch, they are evaluated together.
     """
 
     def __init__(
@@ -51,8 +50,8 @@ class Evaluator:
         whole: bool = False,
         cache_types: CacheTypes = USUAL,
     ) -> None:
-        """file: a gguf.File, or what is used like one. whole: the last token of a chunk is
-        evaluated too, though its logits predict nothing.
+        """file: a gguf.File or a similar object. whole: evaluate the last token of a chunk, too,
+        although its logits are not scored.
         """
         if n_batch < 1:
             raise ValueError(f"a step of {n_batch} tokens evaluates nothing: give -b 1 or more")
@@ -68,7 +67,7 @@ class Evaluator:
         self._cache = KVCache(shape)
 
     def logits(self, chunks: Ids) -> Iterator[F32]:
-        """l[K, V] of each of the chunks[N, C]; RuntimeError for NaN or infinity."""
+        """Yields l[K, V] for each of the chunks[N, C]; RuntimeError for NaN or infinity."""
         for start in range(0, len(chunks), self.n_seq):
             group = self._together(chunks[start : start + self.n_seq])
             for i, logits in enumerate(group, start + 1):
@@ -80,7 +79,7 @@ class Evaluator:
                 yield logits
 
     def _together(self, chunks: Ids) -> F32:
-        """l[S, K, V]."""
+        """The logits l[S, K, V] of chunks[S, C], evaluated together."""
         n, first, last = len(chunks), first_scored(self.n_ctx), self.n_ctx - 1
         out = np.empty((n, n_scored(self.n_ctx), self.n_vocab), np.float32)
         sequences = [SequencePages(self._cache) for _ in chunks]
@@ -89,7 +88,7 @@ class Evaluator:
                 stop = min(at + self.n_step, self._end)
                 for pages in sequences:
                     pages.grow(at, stop, at)
-                with np.errstate(all="ignore"):  # `logits` looks at what comes of it
+                with np.errstate(all="ignore"):  # `logits` looks for NaN and infinity
                     logits = self.ops.read(self.decoder.run(_step(chunks, at, stop, sequences)))
                 if stop > first and at < last:
                     part = slice(max(at, first) - first, min(stop, last) - first)
@@ -101,7 +100,7 @@ class Evaluator:
 
 
 def check_step(decoder: Decoder, n: int, n_batch: int) -> None:
-    """ValueError where a text of n tokens has to be one step, and is more than one."""
+    """ValueError if a text of n tokens has to be one step, but is larger than a step."""
     if n > n_batch and not decoder.causal:
         raise ValueError(
             f"a step is {n_batch} tokens, the text has {n}: each token of this model sees the whole"
@@ -112,7 +111,7 @@ def check_step(decoder: Decoder, n: int, n_batch: int) -> None:
 def logits_of(
     decoder: Decoder, ops: Ops, pages: SequencePages, ids: Sequence[int], n_batch: int
 ) -> F32:
-    """l[T, V] of every token of a text, in pages that are empty before it and after it."""
+    """The logits l[T, V] of every token of a text; `pages` is empty before and after."""
     n_finite, clear = 0, ops.clear_pages
     out = np.empty((len(ids), decoder.sizes.n_vocab), np.float32)
     try:
@@ -134,7 +133,7 @@ def logits_of(
 
 
 def _step(chunks: Ids, start: int, stop: int, sequences: Sequence[SequencePages]) -> Step:
-    """Positions start:stop of all chunks[S, C]; the logits of those that are scored."""
+    """A step of positions start:stop of all chunks[S, C]; its rows are the scored positions."""
     n, positions = len(chunks), np.arange(start, stop, dtype=np.int32)
     n_ctx = chunks.shape[1]
     scored = np.tile((positions >= first_scored(n_ctx)) & (positions < n_ctx - 1), n)

@@ -1,10 +1,10 @@
-"""Pages of the KV cache: which of them a sequence holds, in the order of its positions.
+"""Pages of the KV cache: which pages a sequence holds, in the order of its positions.
 
-Only bookkeeping: the storage belongs to the ops, and a page is a number here. The cache has a pool
-of pages for each group of layers, and a sequence has a `PageTable` in each of them. Tables that
-begin with the same tokens may share full pages, which nobody writes to again. Where a group's
-layers see a window, a table gives back the pages that are behind it. Nothing here knows tokens,
-layers, or who evaluates what.
+This module only keeps the books: the backend owns the storage, and a page is a number here. The
+cache has a pool of pages for each group of layers, and a sequence has a table in each pool: a
+`PageTable`, or a `StateTable` for recurrent states. Tables that begin with the same tokens may
+share full pages, which nobody writes to again. If the layers of a group have a window, a table
+gives back the pages behind it. Nothing here knows tokens, layers, or the schedule.
 """
 
 from __future__ import annotations
@@ -26,30 +26,32 @@ Span = tuple["SequencePages", int, int]  # positions start:stop of a sequence
 class PageTable:
     """The pages of one sequence in one group, in the order of positions.
 
-    Those before `first` were given back: no token that is still to come sees them.
+    An index counts pages from the beginning of the sequence: index i holds the positions from
+    i * PAGE_SIZE on. The pages before index `first` were given back, because no later token sees
+    them.
     """
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
-        self.first = 0  # the page, in the order of positions, that pages[0] is
+        self.first = 0  # the index of pages[0]
         self.pages: list[int] = []
 
     @property
     def end(self) -> int:
-        """The page, in the order of positions, behind the last one."""
+        """The index after the last page."""
         return self.first + len(self.pages)
 
     @property
     def capacity(self) -> int:
-        """Positions up to the end of the last page."""
+        """The number of positions up to the end of the last page."""
         return self.end * PAGE_SIZE
 
     def grow(self, start: int, stop: int, n_finite: int) -> None:
-        """Take pages until positions start:stop have some; on OutOfPages the table is as before.
+        """Take pages until positions start:stop have some. OutOfPages leaves the table unchanged.
 
-        Pages that no token from `start` on sees are given back if the table would hold more than
-        the pool's limit, or the pool has too few. Those of them with positions from n_finite on are
-        suspects: what they hold may be NaN.
+        If the table would hold more pages than the pool's limit, or if the pool has too few, pages
+        that no token from `start` on sees are given back. Among these, pages with positions from
+        n_finite on are suspects: they may hold NaN.
         """
         missing, pool = pages_for(stop) - self.end, self.pool
         if missing <= 0:
@@ -76,9 +78,9 @@ class PageTable:
         self.first += n_pages
 
     def keepable(self, n_positions: int) -> int:
-        """How many positions can be left by `truncate`: fewer where the last page would be written
-        on while another table shares it, and 0 where a token behind them sees pages that were given
-        back.
+        """The most positions up to n_positions that `truncate` can leave. The number is rounded
+        down to full pages if another table shares the last page, which would be written to. It is 0
+        if the next token would see pages that were given back.
         """
         n = min(n_positions, self.capacity)
         last = n // PAGE_SIZE - self.first
@@ -87,7 +89,7 @@ class PageTable:
         return n if self.first <= self.pool.first_seen(n) else 0
 
     def truncate(self, n_positions: int) -> None:
-        """Give back the pages beyond n_positions, which are keepable."""
+        """Give back the pages after n_positions, which is keepable."""
         kept = max(0, pages_for(n_positions) - self.first)
         self._release(self.pages[kept:])
         del self.pages[kept:]
@@ -97,35 +99,35 @@ class PageTable:
             self.first = 0
 
     def _release(self, pages: Sequence[int]) -> None:
-        """The last page first: a cached text is taken from its end."""
+        """Release the last page first, so that a cached text loses its end before its beginning."""
         for page in reversed(pages):
             self.pool.release(page)
 
     def suspect(self, first_position: int) -> None:
-        """From this position on, what the pages hold may be NaN; pages of other tables, too, are
-        theirs to suspect.
+        """The pages may hold NaN from this position on. Pages that other tables share are left to
+        those tables.
         """
         self.pool.suspect(self.pages[max(0, first_position // PAGE_SIZE - self.first) :])
 
     def filled(self, start: int, stop: int) -> list[int]:
-        """The pages all of whose positions are in start:stop."""
+        """The pages that lie wholly in positions start:stop."""
         return self.pages[
             max(0, pages_for(start) - self.first) : max(0, stop // PAGE_SIZE - self.first)
         ]
 
     def write(self, row: NDArray[np.int32]) -> None:
-        """The table as a row[P] of a step; entries without a page are 0."""
+        """Write the table into a row[P] of Step.page_tables; entries without a page are 0."""
         row[: self.first] = 0
         row[self.first : self.end] = self.pages
         row[self.end :] = 0
 
     def missing(self, n_positions: int) -> int:
-        """Pages at most that the table takes to grow up to a position."""
+        """The most pages that the table takes to hold n_positions."""
         missing = pages_for(n_positions) - self.end
         return max(0, min(missing, self.pool.limit - len(self.pages)))
 
     def publish(self, page: int, text: bytes, finite: bool) -> None:
-        """Let others find a full page, given in the order of positions, if it is there still."""
+        """Let others find the full page at index `page`, if the table still holds it."""
         if page >= self.first:
             number = self.pages[page - self.first]
             self.pool.publish(number, text)
@@ -133,7 +135,7 @@ class PageTable:
                 self.pool.trust(number)
 
     def reuse(self, texts: Sequence[bytes]) -> None:
-        """Begin, in an empty table, with the published pages that a token behind them sees."""
+        """Fill an empty table with the published pages of these texts that the next token sees."""
         first = self.pool.first_seen(len(texts) * PAGE_SIZE)
         pages = [self.pool.find(text) for text in texts[first:]]
         self.first, self.pages = first, [page for page in pages if page is not None]
@@ -142,7 +144,7 @@ class PageTable:
 
 
 class KVCache:
-    """The pools of all groups. caches: published pages stay when nobody references them."""
+    """The pools of all groups. caches: published pages are kept when nobody references them."""
 
     def __init__(self, shape: CacheShape, caches: bool = False) -> None:
         self.shape, self.caches = shape, caches
@@ -158,31 +160,31 @@ class KVCache:
         return any(self._has_states)
 
     def tables(self) -> list[PageTable | StateTable]:
-        """Empty ones, of a sequence."""
+        """Empty tables for a new sequence, one for each group."""
         pairs = zip(self.pools, self._has_states, strict=True)
         return [StateTable(pool) if has else PageTable(pool) for pool, has in pairs]
 
     @property
     def n_pages(self) -> int:
-        """Pages of all groups."""
+        """The number of pages of all groups."""
         return sum(pool.n_pages for pool in self.pools)
 
     @property
     def n_free(self) -> int:
-        """Pages of all groups that nobody references."""
+        """The number of pages of all groups that nobody references."""
         return sum(pool.n_free for pool in self.pools)
 
     @property
     def n_cached(self) -> int:
-        """Of the free pages: those that hold a published text."""
+        """The number of free pages that hold a published text."""
         return sum(pool.n_cached for pool in self.pools)
 
     def nbytes(self, usual: str) -> int:
-        """Bytes of all pages. usual: the type of what was left open."""
+        """Bytes of all pages. usual: the type of keys and values that the user did not choose."""
         return sum(group.n_pages * _page_bytes(group, usual) for group in self.shape.groups)
 
     def describe(self, usual: str) -> list[str]:
-        """A line for each group. usual: the type of what was left open."""
+        """A line for each group. usual: see `nbytes`."""
         found = []
         for group in self.shape.groups:
             spec = group.spec
@@ -201,8 +203,8 @@ class KVCache:
         return found
 
     def cleared(self, clear: Clear, spans: Iterable[Span]) -> AbstractContextManager[None]:
-        """Around a step that writes positions start:stop of some sequences: what may be NaN in
-        their pages is cleared before, as far as the step does not write the whole page.
+        """The context of a step that writes positions start:stop of some sequences. On entry, pages
+        that may hold NaN are cleared, except those that the step writes as a whole.
         """
         for pool in self.pools:
             if pool.suspects:
@@ -226,7 +228,7 @@ class KVCache:
             pool.suspects -= filled[group]
 
     def fits(self, n_positions: int) -> bool:
-        """Whether a new sequence of so many positions finds its pages."""
+        """Whether there are enough free pages for a new sequence of n_positions."""
         n_pages = pages_for(n_positions)
         return all(
             pool.n_free >= (pool.limit if has_states else min(n_pages, pool.limit))
@@ -235,7 +237,7 @@ class KVCache:
 
 
 class SequencePages:
-    """The pages of one sequence in all groups; `version` changes with them."""
+    """The pages of one sequence in all groups; `version` changes whenever they do."""
 
     def __init__(self, cache: KVCache) -> None:
         self.cache, self.version = cache, 0
@@ -243,27 +245,27 @@ class SequencePages:
 
     @property
     def capacity(self) -> int:
-        """Positions up to the end of the last page of each group."""
+        """The number of positions that have a page in every group."""
         return min(table.capacity for table in self.tables)
 
     @property
     def n_held(self) -> int:
-        """Pages that the sequence holds, in all groups."""
+        """The number of pages that the sequence holds in all groups."""
         return sum(len(table.pages) for table in self.tables)
 
     def grow(self, start: int, stop: int, n_finite: int) -> None:
-        """Take pages for the tokens at positions start:stop, which are evaluated next; OutOfPages,
-        after which some groups may have more pages than the others. See PageTable.grow.
+        """Take pages for positions start:stop, which are evaluated next; see PageTable.grow. After
+        OutOfPages some groups may have more pages than others.
         """
         self.version += 1
         for table in self.tables:
             table.grow(start, stop, n_finite)
 
     def truncate(self, n_positions: int) -> int:
-        """Give back the pages beyond n_positions; how many positions are left.
+        """Give back the pages after n_positions; returns how many positions are left.
 
-        Fewer are left where the last page is shared; none, usually, where a window's pages before
-        them are gone.
+        Fewer are left if the last page is shared, and usually none if the next token would see
+        pages of a window that were given back.
         """
         kept = n_positions
         while (fewer := min(table.keepable(kept) for table in self.tables)) < kept:
@@ -274,19 +276,19 @@ class SequencePages:
         return kept
 
     def suspect(self, first_position: int) -> None:
-        """From this position on, what the pages hold may be NaN."""
+        """The pages may hold NaN from this position on."""
         for table in self.tables:
             table.suspect(first_position)
 
     def publish(self, page: int, text: bytes, finite: bool) -> None:
-        """Let others find a full page, given in the order of positions, by the hash of the text up
-        to its end. finite: it is known that the page holds no NaN.
+        """Let others find the full page at index `page` by the hash of the text up to its end.
+        finite: the page is known to hold no NaN.
         """
         for table in self.tables:
             table.publish(page, text, finite)
 
     def reuse(self, texts: Sequence[bytes]) -> None:
-        """Begin, while nothing is held, with published pages; see `prefix.longest`."""
+        """Take published pages while the sequence holds none; see `prefix.longest`."""
         self.version += 1
         for table in self.tables:
             table.reuse(texts)
@@ -297,12 +299,14 @@ class SequencePages:
 
 
 def _seen(spec: StateSpec) -> int:
-    """The window of a pool: who goes on behind a page needs no state but that behind it."""
+    """The window of a pool. With recurrent states, a sequence that continues after a full page
+    needs the state at the end of that page only.
+    """
     return PAGE_SIZE + 1 if isinstance(spec, Recurrent) else spec.window
 
 
 def stack(sequences: Sequence[SequencePages]) -> tuple[NDArray[np.int32], ...]:
-    """Step.page_tables: of each group [S, P], as wide as its longest table."""
+    """Step.page_tables: for each group [S, P], as wide as its longest table."""
     return tuple(_stack(tables) for tables in zip(*(s.tables for s in sequences), strict=True))
 
 
@@ -314,7 +318,7 @@ def _stack(tables: Sequence[PageTable | StateTable]) -> NDArray[np.int32]:
 
 
 def _page_bytes(group: CacheGroup, usual: str) -> int:
-    """Bytes of a page in all layers of a group."""
+    """Bytes of one page in all layers of a group."""
     spec = group.spec
     if isinstance(spec, Recurrent):
         return group.n_layer * spec.nbytes

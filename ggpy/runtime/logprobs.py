@@ -1,8 +1,8 @@
 """Log probabilities of the tokens that a model could choose, from its logits.
 
-They are the model's own, before the sampler chain, as OpenAI's and llama.cpp's are: bias, penalties
-and temperature change none of them; or those of the draw, after the chain. Computed only for
-sequences that ask for them.
+`scores` gives the model's own, before the sampler chain, as OpenAI and llama.cpp do: bias,
+penalties and temperature do not change them. `drawn_scores` gives those of the draw, after the
+chain. They are computed only for sequences that ask for them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def scores(
 ) -> tuple[float, tuple[TokenLogprob, ...]]:
     """The log probability of a token, and the n most probable tokens, the best first, ties by id.
 
-    logits[V]; n is 0 or more, and all tokens are returned where it is more than V.
+    logits[V]. n is 0 or more; if it is more than V, all tokens are returned.
     """
     logprobs = log_softmax(logits)
     ids = largest(logprobs, min(n, len(logprobs))).tolist() if n else []
@@ -55,7 +55,7 @@ def scores(
 def drawn_scores(
     logits: NDArray[np.float32], token: int, n: int, tokenizer: TokenBytes, sampler: Sampler
 ) -> tuple[float, tuple[TokenLogprob, ...]]:
-    """The same of the sampler's last draw: of the tokens that its chain left, at most n."""
+    """The same after the sampler chain of the last draw: at most n of the tokens that it left."""
     ids, p = sampler.probabilities(logits, sampler.n_drawn - 1)
     with np.errstate(divide="ignore"):
         logprobs = np.log(p)

@@ -1,8 +1,8 @@
-"""One thread at a time works on something; what all others ask of it waits for that thread.
+"""A mailbox: one thread at a time works on something, and other threads post requests to it.
 
-A request is posted from any thread, a finalizer too, and never blocks for long: it is done at once
-if nobody is at work, else by the thread that is, before its next piece of work. Nothing here knows
-what the work is.
+Any thread, even a finalizer, may post a request, which never blocks for long. If no thread is at
+work, the request is done at once; otherwise the working thread does it before its next piece of
+work. Nothing here knows what the work is.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Result = TypeVar("Result")
 
 
 class Occupied(RuntimeError):
-    """Another thread is at work on what only one may work on at a time."""
+    """Another thread is at work, and only one thread at a time may be."""
 
 
 class Mailbox:
-    """Requests, in the order in which they are posted, and `inside`, the lock of who is at work.
+    """Requests in the order of posting, and `inside`, the lock of the thread that is at work.
 
-    Who works does so in `with mailbox.inside`, calls `apply` first, and `settle` after it.
+    A thread works in `with mailbox.inside`: it calls `apply` first, and `settle` after the block.
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class Mailbox:
 
     @property
     def pending(self) -> bool:
-        """Whether there are requests that nobody has done."""
+        """Whether some requests are not done yet."""
         return not self._requests.empty()
 
     def post(self, request: Callable[[], None]) -> None:
-        """Have a request done, which must not raise, by whoever is at work, or here and now."""
+        """Post a request, which must not raise. The working thread does it, or this one now."""
         self._requests.put(request)
         self.settle()
 
@@ -45,14 +45,14 @@ class Mailbox:
             self._requests.get()()
 
     def settle(self) -> None:
-        """Do all requests unless somebody is at work, who will; the caller is not."""
+        """Do all requests, unless another thread is at work, which will. The caller must not be."""
         while not self._requests.empty() and not self.inside.locked():
             with self.inside:
                 self.apply()
 
     def call(self, work: Callable[[], Result], first: Callable[[], None] = lambda: None) -> Result:
-        """What work() returns or raises, once first() and it were done; who is at work must not
-        call this.
+        """Have first() and work() done as a request; returns or raises what work() does. The
+        thread that is at work must not call this.
         """
         done: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
 
@@ -63,7 +63,7 @@ class Mailbox:
             except BaseException as error:
                 done.put((None, error))
                 if not isinstance(error, Exception):
-                    raise  # an interrupt is for this thread, whoever asked for the work
+                    raise  # an interrupt is for this thread, whichever thread asked for the work
 
         self.post(request)
         result, error = done.get()

@@ -1,7 +1,8 @@
-"""Hashes of texts by which pages of the KV cache are found again.
+"""Hashes of texts, by which pages of the KV cache are found again.
 
-A page's keys and values follow from the whole text up to its end, so its hash is one of the hash of
-the page before and of its own tokens: a chain. Nothing here knows who holds pages.
+The keys and values of a page depend on the whole text up to its end. Hashes therefore form a chain:
+the hash of a page is made from the hash of the page before and from its own tokens. Nothing here
+knows who holds pages.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from ..backends.interface import PAGE_SIZE
 from .page_pool import PagePool
 
 _PAGE = Struct(f"<{PAGE_SIZE}i")
-_SIZE = 16  # bytes of a hash: two texts with one hash are not met with
+_SIZE = 16  # bytes of a hash, enough that two texts never have the same one in practice
 
 
 class PrefixHashes:
-    """The hashes of the full pages of one text, made as they are asked for.
+    """The hashes of the full pages of one text, computed on demand.
 
-    salt: texts are found by those of the same salt alone.
+    salt: only texts with the same salt find each other.
     """
 
     def __init__(self, salt: bytes = b"") -> None:
@@ -28,7 +29,9 @@ class PrefixHashes:
         self._hashes: list[bytes] = []
 
     def of(self, page: int, ids: Sequence[int]) -> bytes:
-        """The hash of the text up to the end of a page; the text begins with these ids."""
+        """The hash of the text up to the end of the page at index `page`. ids: the tokens of the
+        text, at least up to there.
+        """
         hashes = self._hashes
         while len(hashes) <= page:
             start = len(hashes) * PAGE_SIZE
@@ -38,15 +41,17 @@ class PrefixHashes:
         return hashes[page]
 
     def cut(self, n_positions: int) -> None:
-        """The text has changed from this position on."""
+        """Forget the hashes of pages that contain this position or a later one: the text changed
+        there.
+        """
         del self._hashes[n_positions // PAGE_SIZE :]
 
 
 def longest(pools: Sequence[PagePool], hashes: Iterable[bytes]) -> int:
-    """How many of the first pages of a text can be used: in each pool those are published that a
-    token behind them sees.
+    """How many pages at the beginning of a text can be reused. A number n is usable if every pool
+    has published those of the first n pages that the token after them sees.
     """
-    runs = [0] * len(pools)  # published pages up to this one
+    runs = [0] * len(pools)  # for each pool, consecutive published pages up to this one
     found = 0
     for n, text in enumerate(hashes, 1):
         usable = True

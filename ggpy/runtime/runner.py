@@ -20,7 +20,7 @@ from .sequence import Piece, Sequence
 class Runner:
     """Steps an engine in a thread of its own while it has sequences; `close` ends that thread.
 
-    What a step raises becomes the error of all sequences that are there, and the thread goes on.
+    An error of a step becomes the error of all sequences that the engine has; the thread goes on.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -32,7 +32,7 @@ class Runner:
         self._thread.start()
 
     def pieces(self, sequence: Sequence) -> Iterator[Piece]:
-        """The pieces of one sequence until it ends, or its error."""
+        """Yields the pieces of one sequence until it ends, or raises its error."""
         return sequence.follow(self.waiter(sequence))
 
     def waiter(self, *sequences: Sequence) -> Callable[[], None]:
@@ -48,7 +48,7 @@ class Runner:
         news: SimpleQueue[None] = SimpleQueue()
         for sequence in sequences:
             sequence.notify = partial(news.put, None)
-        news.put(None)  # of what happened before
+        news.put(None)  # a piece may have come before `notify` was set
         self._wake.put(None)
         return news.get
 

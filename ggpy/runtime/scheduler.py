@@ -1,9 +1,9 @@
-"""Which sequences wait, run, or have ended and keep pages; and whose pages those are.
+"""The scheduler: which sequences wait, run, or have ended and keep pages.
 
 A waiting sequence is admitted when there is a row for it and pages for its prompt. When the pages
 run out, the youngest sequence is preempted: its pages are taken, and it is evaluated again later.
-Every sequence begins and ends here, so that no page is held by one that nobody knows. Nothing here
-evaluates tokens or knows threads: one at a time may call.
+Every sequence begins and ends here, so that every held page belongs to a known sequence. Nothing
+here evaluates tokens or knows threads: one thread at a time may call.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ LEAST_SHARE = 4
 class Scheduler:
     """Up to n_seq sequences of up to n_ctx tokens run, n_batch tokens in a step; more wait.
 
-    prefill_tokens: tokens of a step with prompts while some sequence decodes, those of the decoding
-    sequences included; None: n_batch. Prompts get a LEAST_SHARE-th of it, however many decode.
+    prefill_tokens: the most tokens of a step that has prompts while some sequence decodes, the
+    decoded tokens included; None: n_batch. Prompts get at least 1 / LEAST_SHARE of it, however many
+    sequences decode.
     """
 
     def __init__(
@@ -44,16 +45,17 @@ class Scheduler:
         self.prefill_tokens = prefill_tokens or n_batch
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # in the order of admission
-        self.kept: deque[Sequence] = deque()  # ended, oldest first
+        self.kept: deque[Sequence] = deque()  # ended sequences that keep pages, oldest first
         self.totals = Totals()
-        self._holding: list[Sequence] = []  # waiting, with pages that they took over
+        self._holding: list[Sequence] = []  # waiting sequences with pages that they took over
         self._reserved = all(pool.n_pages >= n_seq * pool.limit for pool in cache.pools)
-        self._refused: tuple[Sequence | None, list[int]] = (None, [])  # and pages free at that time
+        # The sequence that last found too few pages, and the free pages of each pool then.
+        self._refused: tuple[Sequence | None, list[int]] = (None, [])
 
     # Beginnings and ends
 
     def begin(self, s: Sequence, previous: Sequence | None) -> None:
-        """Let a new sequence wait for its turn, in the pages of an ended one if there is one."""
+        """Queue a new sequence; it takes over the pages of `previous`, if that is given."""
         if previous is not None:
             self._take_over(s, previous)
         if s.max_tokens is not None and s.max_tokens <= 0:
@@ -69,27 +71,27 @@ class Scheduler:
             self.end(s, "cancelled")
 
     def release(self, s: Sequence) -> None:
-        """End a sequence, and give back what it kept."""
+        """End a sequence and give back the pages that it kept."""
         self.cancel(s)
         if s in self.kept:
             self.kept.remove(s)
         s.forget()
 
     def fail(self, s: Sequence, error: BaseException) -> None:
-        """End a sequence that cannot go on; what it evaluated may be wrong, and is not kept."""
+        """End a sequence with an error. Its pages are not kept, because they may be wrong."""
         if s.finish is None:
             s.error, s.keep = error, False
             self.end(s, "error")
 
     def fail_all(self, error: BaseException) -> None:
-        """End all sequences so, and keep no pages."""
+        """End all sequences with an error, and keep no pages."""
         for s in [*self.running, *self.waiting]:
             self.fail(s, error)
         while self.kept:
             self.kept.popleft().forget()
 
     def end(self, s: Sequence, finish: Finish) -> None:
-        """Take a sequence out, and say so last."""
+        """Remove a sequence from the schedule, and notify its caller last."""
         if s in self.running:
             self.running.remove(s)
         elif s in self.waiting:
@@ -103,7 +105,7 @@ class Scheduler:
         s.tell()
 
     def _take_out(self, s: Sequence) -> None:
-        """Of those that wait."""
+        """Remove a sequence from those that wait."""
         self.waiting.remove(s)
         if s in self._holding:
             self._holding.remove(s)
@@ -111,7 +113,7 @@ class Scheduler:
     # Admission and preemption
 
     def admit(self) -> None:
-        """Let waiting sequences run while there are rows and pages; kept pages make room."""
+        """Admit waiting sequences while there are rows and pages; kept pages are given up."""
         while len(self.running) < self.n_seq:
             s = self.waiting.next(self.running)
             if s is None or not self._fits(s):
@@ -123,8 +125,8 @@ class Scheduler:
             self._reclaim()
 
     def _fits(self, s: Sequence) -> bool:
-        """Whether a waiting sequence, which now begins with a published prefix, finds the pages of
-        its prompt and one more, beside what was promised to the running ones.
+        """Whether there are pages for the prompt of a waiting sequence and one page more, besides
+        those that running sequences still need for their ids. Takes published pages first.
         """
         free = [pool.n_free for pool in self.cache.pools]
         refused, before = self._refused
@@ -151,7 +153,7 @@ class Scheduler:
         return True
 
     def _reclaim(self, but: Sequence | None = None) -> bool:
-        """Take the pages of a sequence that does not run; False where none has any."""
+        """Free the pages of one sequence that does not run; False if none holds pages."""
         if self.kept:
             self.kept.popleft().forget()
             return True
@@ -163,10 +165,10 @@ class Scheduler:
         return False
 
     def _grow(self, s: Sequence, n_tokens: int, settled: bool) -> bool:
-        """Pages for the tokens that a running sequence has in the next step.
+        """Take pages for the next n_tokens of a running sequence; False if there are too few.
 
-        False where there are none. If no token is under way (settled), then the youngest sequence
-        was preempted, or this one failed that is alone: the step is to be chosen again.
+        With `settled` (no step is under way), False means that the youngest sequence was preempted,
+        or that this sequence failed because it is alone; the batch has to be chosen again.
         """
         while True:
             try:
@@ -182,14 +184,14 @@ class Scheduler:
                 return False
 
     def _preempt(self, s: Sequence) -> None:
-        """Take the pages of a running sequence, which waits before all others."""
+        """Free the pages of a running sequence, and let it wait before all others."""
         self.running.remove(s)
         s.forget()
         self.waiting.put_first(s)
         self.totals.preemptions += 1
 
     def stats(self) -> EngineStats:
-        """What is there and what was done; for any thread."""
+        """Counts of sequences, pages and tokens; any thread may call this."""
         return EngineStats(
             n_running=len(self.running),
             n_waiting=len(self.waiting),
@@ -202,11 +204,11 @@ class Scheduler:
     # Steps
 
     def next_batch(self, under_way: list[Sequence] | None) -> Batch | None:
-        """What is evaluated next, with pages for it. under_way: the owners of the rows of a step
+        """Choose the next batch and take pages for it. under_way: the owners of the rows of a step
         whose tokens nobody has read; None: there is no such step.
 
-        None where there is nothing to do, or where pages are missing while a step is under way: its
-        sequences are not preempted.
+        Returns None if there is nothing to do, or if pages are missing while a step is under way,
+        because its sequences cannot be preempted.
         """
         late = dict(zip(under_way or (), count(), strict=False))
         while True:
@@ -219,19 +221,19 @@ class Scheduler:
                 return None
 
     def _has_pages(self, batch: Batch, settled: bool) -> bool:
-        """Whether all sequences of a batch got the pages for their tokens; see `_grow`."""
+        """Take pages for all tokens of a batch; False if some sequence got none; see `_grow`."""
         for s, length in zip(batch.sequences, batch.lengths, strict=True):
-            fits = length == 1 and s.n_evaluated % PAGE_SIZE  # it goes to a page that is there
-            fits = fits and not self.cache.has_states  # of which each step takes one
+            fits = length == 1 and s.n_evaluated % PAGE_SIZE  # its page has room
+            fits = fits and not self.cache.has_states  # each step takes a page of states
             if not fits and not self._grow(s, length, settled):
                 return False
         return True
 
     def _chosen(self, late: Mapping[Sequence, int]) -> Batch:
-        """One token of each sequence that has but one, then prompts as far as there is room.
+        """A batch of one token for each sequence that has only one, then chunks of prompts.
 
-        late: sequences whose token the step under way still samples, at which of its rows r: that
-        token is ~r.
+        late: maps sequences whose token the step under way still samples to its row r there; the
+        id of that token is ~r.
         """
         ones: list[Sequence] = []
         ids: list[int] = []
@@ -263,9 +265,9 @@ class Scheduler:
         return batch
 
     def _piece(self, s: Sequence, room: int) -> int:
-        """Tokens of a prompt that are evaluated together, if there is room: where states are kept
-        for others, or for the next turn of a chat, up to the end of a page, and that of the last
-        full one at most.
+        """How many of `room` tokens of a prompt to evaluate now. If recurrent states are kept for
+        other sequences or for the next turn of a chat, the chunk ends at the end of a page, at the
+        latest at the end of the prompt's last full page.
         """
         if not self.cache.has_states or not s.cache or not (s.keep or self.cache.caches):
             return room
@@ -274,7 +276,7 @@ class Scheduler:
         return stop - first if stop > first else room
 
     def evaluated(self, batch: Batch) -> None:
-        """A step was handed over: its prompts may be shared, though nobody has seen logits."""
+        """Note that a batch was submitted: its prompts may be shared before the logits are seen."""
         for s, length in zip(batch.sequences, batch.lengths, strict=True):
             s.n_evaluated += length
         for s in batch.prompts():
@@ -283,18 +285,18 @@ class Scheduler:
         self.totals.steps += 1
 
     def interrupted(self, batch: Batch) -> None:
-        """A step was not handed over whole: nobody knows what it left in its pages."""
+        """Note that a batch was not submitted completely: its pages may hold anything."""
         for s in batch.sequences:
             s.interrupted = True
 
     # Pages
 
     def trust(self, s: Sequence) -> None:
-        """Full pages more of a sequence are known to be finite: they may stay cached."""
+        """Note that all pages up to s.n_finite are known to be finite, so they may stay cached."""
         self._publish(s, s.n_finite // PAGE_SIZE, finite=True)
 
     def _publish(self, s: Sequence, n_pages: int, finite: bool) -> None:
-        """Let others find the first pages of a sequence."""
+        """Let others find the first n_pages pages of a sequence."""
         if s.cache:
             for page in range(s.n_trusted if finite else s.n_published, n_pages):
                 s.pages.publish(page, s.hashes.of(page, s.ids), finite)
@@ -303,8 +305,8 @@ class Scheduler:
             s.n_trusted = n_pages
 
     def make_room(self, n_positions: int) -> SequencePages:
-        """Pages for so many positions, none of which is taken yet; kept sequences give theirs up,
-        then running ones, which are evaluated again.
+        """Returns an empty SequencePages after freeing pages for n_positions. Kept sequences give
+        up their pages first, then waiting and running sequences, which are evaluated again.
         """
         others = iter([*self.waiting, *self.running])
         while not self.cache.fits(n_positions):
@@ -313,8 +315,8 @@ class Scheduler:
         return SequencePages(self.cache)
 
     def _share(self, s: Sequence) -> None:
-        """Begin with published pages, if these are more than the sequence has; its last token is
-        always evaluated.
+        """Replace the pages of a sequence by published ones if these hold more of its tokens. The
+        last token is always evaluated.
         """
         if not s.cache:
             return
@@ -333,9 +335,9 @@ class Scheduler:
             s.n_reused = s.n_shared
 
     def _take_over(self, s: Sequence, previous: Sequence) -> None:
-        """Continue in the pages of an ended sequence."""
+        """Move the pages of an ended sequence to a new one, as far as the tokens are the same."""
         n = _common(s, previous)
-        if previous.has_unseen:  # a page in which NaN may be is not shared
+        if previous.has_unseen:  # a page that may hold NaN is not shared
             finite = previous.n_finite // PAGE_SIZE * PAGE_SIZE
             n = min(n, finite)
             previous.pages.suspect(finite)
@@ -348,7 +350,9 @@ class Scheduler:
 
 
 def _common(s: Sequence, other: Sequence) -> int:
-    """Leading tokens that `other` has evaluated and `s` shares, except the last of `s`."""
+    """The number of leading tokens that `other` has evaluated and that `s` has too, not counting
+    the last token of `s`.
+    """
     n = min(other.n_evaluated, len(other.ids), len(s.ids) - 1)
     pairs = zip(s.ids[:n], other.ids, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), n)

@@ -1,7 +1,7 @@
-"""One text being continued: its ids, its pieces, and where it must stop.
+"""One text that the model continues: its ids, its pieces, and where it must stop.
 
-Only what belongs to a single sequence; the engine decides which sequences are evaluated together,
-and when.
+This module holds what belongs to a single sequence; the engine decides when sequences are evaluated
+and which are evaluated together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_STOP_CHARS = 1024
 
 
 class TextStream(Protocol):
-    """A streaming decoder of ids: "" while a character is incomplete."""
+    """A streaming decoder of ids; returns "" while a character is incomplete."""
 
     def add(self, id: int) -> str: ...
 
@@ -39,7 +39,7 @@ class TextStream(Protocol):
 
 
 class TokenizerLike(TokenBytes, Protocol):
-    """What the engine needs of a tokenizer."""
+    """The part of a tokenizer that the engine needs."""
 
     @property
     def end_ids(self) -> frozenset[int]: ...
@@ -48,7 +48,7 @@ class TokenizerLike(TokenBytes, Protocol):
 
 
 class ContextOverflow(ValueError):
-    """A prompt of n_prompt tokens for a context of n_ctx."""
+    """A prompt of n_prompt tokens does not fit in a context of n_ctx."""
 
     def __init__(self, message: str, n_ctx: int = 0, n_prompt: int = 0) -> None:
         super().__init__(message)
@@ -60,10 +60,10 @@ class Piece:
     """What one sampled token adds to a text; `str(piece)` is `piece.text`.
 
     The texts of all pieces make up the answer. A text is empty while a character or a possible stop
-    string is incomplete; the last piece has what was held back.
+    string is incomplete; the last piece has the text that was held back.
 
     finish_reason: None for all but the last piece of a text. "stop": an end token or a stop string;
-    "length": max_tokens; "context": the context is full. Whatever goes wrong is raised instead.
+    "length": max_tokens; "context": the context is full. Errors are raised instead.
 
     >>> import ggpy
     >>> with ggpy.load("models/tiny/llama.gguf", device="cpu") as model:
@@ -79,7 +79,7 @@ class Piece:
     logprob: float | None = None  # ln of the model's probability, before the sampler chain
     top_logprobs: tuple[TokenLogprob, ...] = ()  # the most probable tokens, the best first
     finish_reason: Finish | None = None
-    index: int = 0  # of the prompt, where a list of prompts was given
+    index: int = 0  # of the prompt in a list of prompts
 
     def __str__(self) -> str:
         return self.text
@@ -90,9 +90,9 @@ class Piece:
 
 
 class StopStrings:
-    """Cuts a stream of text at the first stop string, wherever its parts fall.
+    """Cuts a stream of text at the first stop string, which may span several parts.
 
-    One text, or at most MAX_STOPS, of at most MAX_STOP_CHARS; else ValueError.
+    stops: one text, or at most MAX_STOPS, of at most MAX_STOP_CHARS each; else ValueError.
     """
 
     def __init__(self, stops: str | Iterable[str]) -> None:
@@ -101,7 +101,9 @@ class StopStrings:
         self.found: str | None = None  # the stop string that ended the text
 
     def add(self, text: str) -> tuple[str, bool]:
-        """(what may be shown, whether a stop string was found); its beginnings are held back."""
+        """Returns (text that may be shown, whether a stop string was found). Text that may be the
+        beginning of a stop string is held back.
+        """
         if not self._stops:
             return text, False
         self._held += text
@@ -115,19 +117,19 @@ class StopStrings:
         return shown, False
 
     def finish(self) -> str:
-        """What was held back, now that nothing follows."""
+        """Returns the text that was held back; call this when no more text follows."""
         held, self._held = self._held, ""
         return held
 
     def _beginning(self) -> int:
-        """Length of the longest end of the text with which a stop string begins."""
+        """The length of the longest end of the text that is the beginning of a stop string."""
         longest = min(len(self._held), max((len(s) - 1 for s in self._stops), default=0))
         ends = range(longest, 0, -1)
         return next((n for n in ends if any(s.startswith(self._held[-n:]) for s in self._stops)), 0)
 
 
 def checked_stops(stops: object) -> list[str]:
-    """Stop strings as a list; ValueError."""
+    """The stop strings as a list; ValueError for too many, too long, or no text."""
     if isinstance(stops, str):
         stops = [stops]
     if not isinstance(stops, Iterable):
@@ -147,9 +149,9 @@ def checked_stops(stops: object) -> list[str]:
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One text being continued. Callers take `pieces` from the left and look at `finish`.
+    """One text that the model continues. Callers take `pieces` from the left and look at `finish`.
 
-    `finish` is set last: who reads it first has all pieces, and `error` if it is "error".
+    `finish` is set last: once it is set, all pieces are there, and `error` if it is "error".
     """
 
     ids: list[int]  # the context: prompt and accepted tokens
@@ -164,24 +166,24 @@ class Sequence:
     n_keep: int  # first tokens that a context shift keeps
     keep: bool  # pages outlive the end, for a sequence that continues this one
     n_prompt: int
-    client: str = ""  # whose turns it takes
-    cache: bool = True  # other sequences may use its pages, and it theirs
+    client: str = ""  # clients take turns: see WaitingQueue
+    cache: bool = True  # the sequence shares pages with others
     hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of its ids
     n_evaluated: int = 0  # leading ids with keys and values, counting steps that are under way
-    n_finite: int = 0  # of these: up to the last whose logits were seen, and were finite
-    n_shared: int = 0  # of these: in pages that were published when it was admitted
+    n_finite: int = 0  # leading ids up to the last whose logits were seen and are finite
+    n_shared: int = 0  # leading ids in pages that were published when it was admitted
     n_published: int = 0  # leading pages that others may find
-    n_trusted: int = 0  # of these: known to be finite
-    n_reused: int = 0  # of the prompt: taken from another sequence
+    n_trusted: int = 0  # leading pages that are known to be finite
+    n_reused: int = 0  # tokens of the prompt that were taken from another sequence
     interrupted: bool = False  # a step was: pages may hold values after n_evaluated, too
     n_generated: int = 0
     pieces: deque[Piece] = field(default_factory=deque)
     finish: Finish | None = None
-    error: BaseException | None = None  # why it could not go on, where `finish` is "error"
-    post_sampling: bool = False  # log probabilities of pieces are those after the chain
+    error: BaseException | None = None  # why the sequence failed, if `finish` is "error"
+    post_sampling: bool = False  # pieces have log probabilities after the sampler chain
     notify: Callable[[], None] | None = None  # called after each piece, and at the end
-    index: int = 0  # of its pieces: the place of its prompt in a list
-    # time.perf_counter() when it was begun, first admitted, and its first token accepted; 0 before.
+    index: int = 0  # of the prompt in a list of prompts; its pieces have it, too
+    # time.perf_counter() at `begin`, at the first admission and at the first token; 0 before.
     t_begun: float = 0.0
     t_admitted: float = 0.0
     t_first: float = 0.0
@@ -194,7 +196,7 @@ class Sequence:
         logprob: float | None = None,
         top_logprobs: tuple[TokenLogprob, ...] = (),
     ) -> Finish | None:
-        """Append a sampled token and its piece; why the sequence ends with it, if it does."""
+        """Append a sampled token and its piece. Returns why the sequence ends with it, or None."""
         self.sampler.accept(token)
         self.ids.append(token)
         if not self.n_generated:
@@ -212,8 +214,8 @@ class Sequence:
     def scores(
         self, logits: NDArray[np.float32], token: int, tokenizer: TokenBytes
     ) -> tuple[float, tuple[TokenLogprob, ...]]:
-        """The log probability of a token that was drawn from logits[V] and not accepted yet, and
-        those of the most probable tokens.
+        """The log probability of a token, and those of the most probable tokens. The token was
+        drawn from logits[V] and is not accepted yet.
         """
         if self.post_sampling:
             return drawn_scores(logits, token, self.top_logprobs, tokenizer, self.sampler)
@@ -227,8 +229,8 @@ class Sequence:
         return "context" if len(self.ids) > n_ctx and not self.context_shift else None
 
     def shift(self) -> None:
-        """Drop the older half of what follows the first n_keep tokens: a context shift. The rest
-        moves and is evaluated again.
+        """A context shift: drop the older half of the tokens after the first n_keep. The remaining
+        tokens get new positions and are evaluated again.
         """
         dropped = max(1, (len(self.ids) - self.n_keep) // 2)
         del self.ids[self.n_keep : self.n_keep + dropped]
@@ -240,11 +242,11 @@ class Sequence:
 
     @property
     def has_unseen(self) -> bool:
-        """Whether its pages may hold more than what is known to be finite."""
+        """Whether the pages may hold values that are not known to be finite."""
         return self.interrupted or self.n_evaluated > self.n_finite
 
     def forget(self) -> None:
-        """Give all pages back: what was evaluated is to be evaluated again, if it goes on."""
+        """Give back all pages. If the sequence goes on, all tokens are evaluated again."""
         if self.error is not None or self.has_unseen:
             self.pages.suspect(self.n_finite)
         self.pages.release()
@@ -254,11 +256,11 @@ class Sequence:
             self.n_reused = 0
 
     def follow(self, advance: Callable[[], object]) -> Iterator[Piece]:
-        """Take all pieces as they come, and raise `error` if it ends so: `follow` of it alone."""
+        """Yields all pieces as they come, and raises `error` if there is one; see `follow`."""
         return follow([self], advance)
 
     def tell(self) -> None:
-        """Call `notify`, which must not use the engine; one that fails is not called again."""
+        """Call `notify`, which must not use the engine; if it fails, it is not called again."""
         if self.notify is not None:
             try:
                 self.notify()
@@ -267,9 +269,9 @@ class Sequence:
 
 
 def follow(sequences: Seq[Sequence], advance: Callable[[], object]) -> Iterator[Piece]:
-    """Take the pieces of all sequences as they come; once all have ended, raise the first error.
+    """Yields the pieces of all sequences as they come; raises the first error after all have ended.
 
-    advance(): called while there are no pieces; it makes, or waits for, what comes next.
+    advance() is called while there are no pieces; it computes the next ones, or waits for them.
     """
     running = list(sequences)
     while running:
@@ -286,7 +288,7 @@ def follow(sequences: Seq[Sequence], advance: Callable[[], object]) -> Iterator[
 
 
 def checked_prompt(ids: Seq[int], n_ctx: int, n_vocab: int) -> list[int]:
-    """The ids as a list; ValueError if none, too many, or one outside the vocabulary."""
+    """The ids as a list; ValueError if there are none, too many, or some outside the vocabulary."""
     try:
         if isinstance(ids, (str, bytes)):
             raise TypeError

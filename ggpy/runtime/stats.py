@@ -1,4 +1,4 @@
-"""What an engine has done, and what it has at the moment, in numbers."""
+"""Counts of what an engine has done, and of what it holds at the moment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """An engine at one moment. Pages are those of all groups of layers; totals only grow.
+    """An engine at one moment. Pages count in all groups of layers; totals only grow.
 
     The hit rate of the prefix cache is cached_tokens_total / query_tokens_total.
     """
@@ -27,11 +27,11 @@ class EngineStats:
     n_running: int
     n_waiting: int
     n_pages: int
-    n_pages_free: int  # without a reference: those of the prefix cache are among them
-    n_pages_cached: int  # without a reference, and found again by their text
-    prompt_tokens_total: int  # evaluated; after a preemption once more, with the answer so far
+    n_pages_free: int  # without a reference, pages of the prefix cache included
+    n_pages_cached: int  # pages of the prefix cache without a reference
+    prompt_tokens_total: int  # evaluated; again after a preemption, with the answer so far
     generated_tokens_total: int
-    cached_tokens_total: int  # of prompts that were answered: not evaluated, but there
-    query_tokens_total: int  # all of these prompts
+    cached_tokens_total: int  # tokens of answered prompts that were reused
+    query_tokens_total: int  # all tokens of these prompts
     preemptions_total: int
     steps_total: int

@@ -1,6 +1,6 @@
-"""Sequences that wait for their turn: those that were taken out first, then clients in turns.
+"""Sequences that wait to run: preempted sequences come first, then clients take turns.
 
-Nothing here knows pages, or how many may run.
+Nothing here knows pages, or how many sequences may run.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from .sequence import Sequence
 
 
 class WaitingQueue:
-    """A queue for each client, and one before all of them."""
+    """A queue of preempted sequences, and after it a queue for each client."""
 
     def __init__(self) -> None:
-        self._first: deque[Sequence] = deque()  # preempted: the next one is the oldest
-        self._queues: dict[str, deque[tuple[int, Sequence]]] = {}  # with the number of its coming
+        self._first: deque[Sequence] = deque()  # preempted sequences, the oldest first
+        self._queues: dict[str, deque[tuple[int, Sequence]]] = {}  # (order of arrival, sequence)
         self._n_came = self._n = 0
 
     def __len__(self) -> int:
-        return self._n  # other threads ask: nothing is iterated
+        return self._n  # a counter, because other threads ask while the queues change
 
     def __iter__(self) -> Iterator[Sequence]:
-        """The preempted ones, then all others in the order of their coming."""
+        """The preempted sequences, then all others in the order of arrival."""
         came = sorted(chain(*self._queues.values()), key=lambda entry: entry[0])
         return iter([*self._first, *(s for _, s in came)])
 
@@ -33,18 +33,20 @@ class WaitingQueue:
         return s in self._first or any(other is s for _, other in queue)
 
     def append(self, s: Sequence) -> None:
-        """A new sequence, behind the others of its client."""
+        """Add a new sequence, after the others of its client."""
         self._queues.setdefault(s.client, deque()).append((self._n_came, s))
         self._n_came += 1
         self._n += 1
 
     def put_first(self, s: Sequence) -> None:
-        """A preempted sequence, before all others."""
+        """Add a preempted sequence, before all others."""
         self._first.appendleft(s)
         self._n += 1
 
     def next(self, running: Iterable[Sequence]) -> Sequence | None:
-        """Whose turn it is: the oldest of the client that has the fewest running."""
+        """The sequence whose turn it is: a preempted one, or else the oldest sequence of the client
+        that has the fewest running.
+        """
         if self._first:
             return self._first[0]
         if not self._queues:
@@ -57,7 +59,7 @@ class WaitingQueue:
         return min(heads, key=lambda entry: (counts[entry[1].client], entry[0]))[1]
 
     def remove(self, s: Sequence) -> None:
-        """Take out a sequence that is here."""
+        """Remove a sequence, which must be waiting."""
         if s in self._first:
             self._first.remove(s)
         else:

@@ -118,7 +118,7 @@ class Tokenizer:
 
     @property
     def tool_template(self) -> str | None:
-        """That for conversations with tools, if the file has another for them."""
+        """The template for conversations with tools, if the file has a separate one."""
         return self._vocab.tool_template
 
     @property

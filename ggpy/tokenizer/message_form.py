@@ -2,7 +2,7 @@
 
 Templates differ: some want the arguments of calls as a dict and some as JSON text, some want a
 missing content as "" and some as none, some iterate over parts of a content, some know no tools at
-all, some no system message, or none behind the first message. `probes` finds out by rendering,
+all, some no system message, or none after the first message. `probes` finds out by rendering,
 `TemplateForm.adapted` rewrites. Nothing here renders itself.
 """
 
@@ -133,7 +133,7 @@ class TemplateForm:
     knows_text_with_thought: bool = True  # before calls
     knows_developer: bool = False
     knows_system: bool = True  # a first message of it
-    knows_late_system: bool = True  # one behind others
+    knows_late_system: bool = True  # one after others
     knows_question_after_result: bool = True  # before an answer comes
     thinking: bool = False  # reasoning is called so
     reasoning: bool = False  # or so
@@ -156,7 +156,7 @@ class TemplateForm:
         return message
 
     def _without_system(self, messages: Sequence[Message]) -> list[Message]:
-        """The texts of system messages that the template does not know, in their neighbours: behind
+        """The texts of system messages that the template does not know, in their neighbours: after
         what was asked or returned before, or else before what is asked next.
         """
         found: list[Message] = []
@@ -205,7 +205,7 @@ class TemplateForm:
 
 
 def _one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Several calls of a message become messages, each with its result behind it."""
+    """Several calls of a message become messages, each followed by its result."""
     found: list[Message] = []
     rest = list(messages)
     while rest:
@@ -227,7 +227,7 @@ def _one_call_each(messages: Sequence[Message]) -> list[Message]:
 
 
 def _questions_in_results(messages: Sequence[Message]) -> list[Message]:
-    """Each user's message behind a result, or behind another of a user's, is a part of it."""
+    """A user's message after a result, or after another user's message, becomes a part of it."""
     found: list[Message] = []
     for message in messages:
         if message["role"] == "user" and found and found[-1]["role"] in ("tool", "user"):
@@ -307,7 +307,7 @@ def _replaced(form: TemplateForm, **changes: bool) -> TemplateForm:
 
 
 def _with_system(form: TemplateForm, rendered: Callable[..., str], user: Message) -> TemplateForm:
-    """Where the template takes system messages: it shows them, if it shows any message."""
+    """Find out where the template takes system messages: it does where it shows their text."""
     shows = _WORD in rendered(form.adapted([user]), None)
 
     def takes(*messages: Message) -> bool:
@@ -349,7 +349,7 @@ def _with_calls(form: TemplateForm, rendered: Callable[..., str], user: Message)
 def _with_questions(
     form: TemplateForm, rendered: Callable[..., str], user: Message
 ) -> TemplateForm:
-    """Whether the template takes a question behind a result: some want an answer in between."""
+    """Whether the template takes a question after a result: some want an answer in between."""
     text = rendered(form.adapted([user, _CALLER, _RESULT, _NEXT]), _TOOLS)
     known = _NEXT["content"] in text or _WORD not in rendered(form.adapted([user]), None)
     return _replaced(form, knows_question_after_result=known)

@@ -90,7 +90,7 @@ def _width(character: str) -> int:
 
 
 def _cut(text: str, columns: int) -> str:
-    """As much of a text as columns have room for."""
+    """The beginning of a text that fits in so many columns."""
     end = used = 0
     for character in text:
         used += _width(character)

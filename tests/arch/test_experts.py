@@ -1,4 +1,4 @@
-"""What layers with experts have besides: blocks behind them, and a place in host memory."""
+"""Layers with experts: blocks after them, and experts in host memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of models with gated delta nets: blocks behind the layers, and what is refused by name."""
+"""Files of models with gated delta nets: blocks after the layers, and what is refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of schedules: its cells, and that what is compiled behind the source works."""
+"""The table of schedules: its cells, and that what is compiled after the source works."""
 
 from __future__ import annotations
 

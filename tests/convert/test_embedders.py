@@ -1,4 +1,4 @@
-"""Embedders and rerankers: pooling, dense matrices, the token behind a text."""
+"""Embedders and rerankers: pooling, dense matrices, the token after a text."""
 
 from __future__ import annotations
 

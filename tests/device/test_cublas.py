@@ -57,7 +57,7 @@ class Bindings(ModuleType):
         to[...] = _float(alpha) * left.astype(np.float64) @ right.astype(np.float64) + old
 
     def _columns(self, address: int, leading: int, rows: int, columns: int) -> np.ndarray:
-        """The matrix as numpy sees it; it does not read behind its last column."""
+        """The matrix as numpy sees it; it does not read past its last column."""
         flat = self.memory[address]
         step = flat.itemsize
         shape, strides = (rows, columns), (step, step * leading)

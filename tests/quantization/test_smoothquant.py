@@ -244,7 +244,7 @@ def test_smoothing_changes_no_logits(name: str, source, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["command-r", "exaone4", "granite", "olmo2", "seed_oss"])
 def test_smoothing_heeds_where_norms_are(name: str, source, tmp_path: Path) -> None:
-    """Of parallel halves, behind halves, or under another name."""
+    """In parallel layers, after attention and feed-forward, or under another name."""
     path = source(name)
     moved = smoothed(path, 0.5)
     assert ("blk.1.ffn_gate.weight" in moved.columns) == (name in ("command-r", "granite"))

@@ -46,7 +46,7 @@ def fork() -> Callable[[SequencePages, int], SequencePages]:
         texts = []
         for at in range(min(n_positions, parent.capacity) // PAGE_SIZE):
             held = [t.pages[at - t.first] for t in parent.tables if t.first <= at]
-            number = held[0] if held else -1  # behind the windows of all groups
+            number = held[0] if held else -1  # the page is behind the windows of all groups
             texts.append(b"%d of %d" % (at, number))
             parent.publish(at, texts[-1], finite=True)
         child = SequencePages(parent.cache)

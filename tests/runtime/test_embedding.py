@@ -289,7 +289,7 @@ def test_numbers_that_are_none(load, pooling):
     values[:] = kept
     assert all_free(model) and not cleared
     assert [p.id for p in model.generate(PROMPTS[2], max_tokens=5, temperature=0)] == expected
-    assert cleared, "the second page has room behind the text"
+    assert cleared, "the second page has room after the text"
     model.decoder.hidden = lambda step: np.zeros_like(hidden(step))
     with pytest.raises(ValueError, match="prompt 0 of the list: its hidden state is 0"):
         embed(model.engine, [ids_of(3)], pooling)

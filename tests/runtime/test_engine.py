@@ -555,7 +555,7 @@ FORBIDDING = SamplingParams(logit_bias=dict.fromkeys(range(V), -math.inf))
 
 
 @pytest.mark.parametrize("run_ahead", [False, True])
-@pytest.mark.parametrize("first", [False, True], ids=["behind", "before"])
+@pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
 @pytest.mark.parametrize("dry", [{}, {"dry_multiplier": 1.0}])
 def test_a_sequence_without_a_token_ends_alone(make_engine, run_ahead, first, dry):
     """Wherever its row is; the others' seeds repeat, and no token comes twice."""
@@ -645,7 +645,7 @@ def test_pages_of_an_error_are_cleared_before_they_are_used(cleared):
 
 @pytest.mark.parametrize("run_ahead", [False, True])
 def test_a_kept_answer_is_taken_over_to_its_last_token(cleared, run_ahead):
-    """Though the step behind its end token was under way, whose logits nobody has seen."""
+    """The step after its end token was under way, and nobody has seen its logits."""
     plain = answer(cleared()[0], ids_of(20), max_tokens=6)
     engine, found = cleared(run_ahead=run_ahead, end_ids=[plain[3]])
     first = engine.add(ids_of(20), GREEDY, keep=True)

@@ -153,7 +153,7 @@ def test_a_pool_that_does_not_cache_forgets_with_the_last_reference():
     ("whole", "window", "n"),
     [
         ("abcde", "abcde", 5),
-        ("abcde", "cde", 5),  # a token behind e sees d and e, and a little of c
+        ("abcde", "cde", 5),  # a token after e sees d and e, and a little of c
         ("abcde", "de", 0),
         ("abc", "abcde", 3),
         ("abde", "abcde", 2),

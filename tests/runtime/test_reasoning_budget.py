@@ -97,12 +97,12 @@ def test_a_step_is_drawn_ahead_unless_the_limit_is_near(model: Any) -> None:
     closer = model.tokenizer.encode("</think>", add_special=False)
     assert ids[10 : 10 + len(closer)] == closer
     n = len(closer)
-    # The first token has no step before it. Those at the limit wait, and the one behind them.
+    # The first token has no step before it. Those at the limit wait, and the one after them.
     assert ahead[: len(ids)] == [False] + [True] * 9 + [False] * (n + 1) + [True] * (29 - n)
 
 
 def test_log_probabilities_of_forced_tokens_are_the_models(model: Any) -> None:
-    """A grammar forces no other ones, and of those behind the chain a forced one is certain."""
+    """A grammar does not change them; after the chain, a forced token is certain."""
     model.engine.run_ahead = True
     plain, post = (
         add(model, CHAINS[0], budget(model, 2, ""), 9, logprobs=True, top_logprobs=1)

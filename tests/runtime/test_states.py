@@ -55,7 +55,7 @@ def test_a_step_leaves_the_state_that_it_begins_with():
     assert row_of(table)[0] == again[0], "a step that was interrupted begins at the same state"
     assert (table.keepable(11), table.keepable(10), table.keepable(9)) == (11, 10, 0)
     table.grow(11, 12, 0)
-    assert pool.n_free == STATES - 2, "a state behind an older step is given back"
+    assert pool.n_free == STATES - 2, "the state after an older step is given back"
     table.truncate(0)
     assert pool.n_free == STATES and table.keepable(12) == 0
 
@@ -91,10 +91,10 @@ def test_a_state_that_may_be_nan_is_not_found():
     table.grow(0, PAGE_SIZE, 0)
     table.publish(0, b"one", finite=False)
     table.suspect(PAGE_SIZE)
-    assert pool.find(b"one") is not None, "it is behind what may be NaN"
+    assert pool.find(b"one") is not None, "it is before what may be NaN"
     table.suspect(PAGE_SIZE - 1)
     assert pool.find(b"one") is None and not pool.suspects
-    with pytest.raises(ValueError, match="no state behind position 7"):
+    with pytest.raises(ValueError, match="no state after position 7"):
         table.grow(7, 8, 0)
 
 
@@ -145,7 +145,7 @@ def test_a_conversation_goes_on_where_it_ended(make, run_ahead):
 
 
 def test_a_token_of_the_step_that_ran_ahead_is_undone(make):
-    """The end of an answer is found when the step behind it is under way."""
+    """The end of an answer is found when the next step is already under way."""
     engine = make(run_ahead=True)
     alone = answer(make(), ids_of(30), max_tokens=10)
     end = alone[6]

@@ -163,8 +163,8 @@ class Pages:
     """A decoder and its ops, of which only the pages are real.
 
     A position holds what follows from the text up to it, in every group the same. From a token BAD
-    on, all of a text is NaN. Of a page that a step has taken, what lies behind its last token must
-    not be.
+    on, all of a text is NaN. In a page that a step has taken, what follows the last token must not
+    be NaN.
     """
 
     asynchronous = causal = True

@@ -23,7 +23,7 @@ PERIOD |= {"cohere2": 4, "muse-glimmer": 4, "gemma2": 2, "exaone-moe": 4}
 HAVE_LOCAL_BASE = ("gemma2", "gemma3", "gemma-embedding", "olmo2", "muse-glimmer")
 HYBRID = ("qwen35", "qwen35moe", "qwen3next")
 NEOX |= {*HYBRID}
-# These have the norm of the feed-forward under the name of one behind the attention.
+# These store the norm before the feed-forward under the name of a norm after the attention.
 NORM_BEFORE_FFN = ("seed_oss", "glm4moe", *HYBRID)
 PARALLEL = ("command-r", "cohere2")
 
@@ -83,8 +83,8 @@ class Plain:
         if name not in self.w:
             return x
         x = x - x.mean(-1, keepdims=True) if self.arch in PARALLEL else x
-        behind = self.arch == "muse-glimmer" and ".post_" in name
-        eps = 1e-8 if behind else self.eps
+        is_post_norm = self.arch == "muse-glimmer" and ".post_" in name
+        eps = 1e-8 if is_post_norm else self.eps
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * self.w[name]
 
     def project(self, i: int, x: np.ndarray) -> list[np.ndarray]:
@@ -98,7 +98,7 @@ class Plain:
         return [q, k, v]
 
     def gate(self, i: int, x: np.ndarray) -> np.ndarray:
-        """[T, H, E]: a matrix's own, or what stands behind each head of q."""
+        """[T, H, E]: the product of its own matrix, or the rows after each head of q."""
         x = self.norm(x, f"blk.{i}.attn_norm.weight")
         if self.arch not in HYBRID:
             gate = x @ self.w[f"blk.{i}.attn_gate.weight"].T

@@ -107,7 +107,7 @@ KEYS_AS_VALUES = Variation(
     layers=(Shape(v_norm=True), Shape(), Shape(LayerSizes(4, 1, 32, 32, 128), v_norm=True)),
     without=("attn_v.weight",),
 )
-# Norms behind the halves of layers only, and of all heads of q and k together.
+# Norms after attention and feed-forward only, and of all heads of q and k together.
 BEHIND = Variation(
     tensors=tuple({**POST_NORM, **WHOLE_QK_NORM}.items()),
     without=("attn_norm.weight", "ffn_norm.weight"),
@@ -128,7 +128,7 @@ PARALLEL = Variation(
 TWO_NORMS = replace(
     PARALLEL, without=(), tensors=tuple(LAYER_NORM_BIAS.items()), norm_by_head=False
 )
-# What is done to heads late: norms behind RoPE, queries that grow with their position.
+# Late operations on heads: norms after RoPE, queries that grow with their position.
 GROWING = AttentionTemperature(0.5, 7, offset=1)
 LATE = Variation(
     layers=(

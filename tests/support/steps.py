@@ -13,7 +13,7 @@ from ggpy.runtime.sequence import Sequence
 
 
 class StatesOf:
-    """Which of two states of each sequence, known by its first page, is behind which position."""
+    """The two states of each sequence, which its first page identifies, and their positions."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[int, int], int] = {}  # (first page, position) -> state

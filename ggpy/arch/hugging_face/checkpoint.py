@@ -1,4 +1,4 @@
-"""What an architecture says about its checkpoints: each architecture's own file has one
+"""The description of an architecture's checkpoints: the module of each architecture has one
 `HuggingFace`.
 """
 
@@ -20,7 +20,7 @@ Metadata = dict[str, tuple[str, Any]]  # key below "<architecture>." -> type as 
 
 @dataclass(frozen=True, eq=False)
 class Transform:
-    """How a tensor of a file is made of a checkpoint's."""
+    """How a tensor of a file is made from a tensor of a checkpoint."""
 
     rows: NDArray[np.intp] | None = None  # of the checkpoint, in the file's order
     n_rows: int | None = None  # of the checkpoint's tensor, if not all of them are the file's
@@ -30,7 +30,7 @@ class Transform:
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """Checkpoints of one architecture: their classes, settings, and where its tensors are."""
+    """Checkpoints of one architecture: their classes, settings, and names of tensors."""
 
     # Of config.json's "architectures", each with transformers' values of the settings that a
     # config.json may leave out

@@ -37,7 +37,7 @@ QK_NORM = {
     "attn_q_norm.weight": "self_attn.q_norm.weight",
     "attn_k_norm.weight": "self_attn.k_norm.weight",
 }
-SANDWICH = {  # norms before and after both halves of a layer
+SANDWICH = {  # norms before and after both attention and feed-forward
     "post_attention_norm.weight": "post_attention_layernorm.weight",
     "ffn_norm.weight": "pre_feedforward_layernorm.weight",
     "post_ffw_norm.weight": "post_feedforward_layernorm.weight",

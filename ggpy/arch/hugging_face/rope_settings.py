@@ -20,8 +20,9 @@ ROTATED_SHARE = "partial_rotary_factor"
 def rope_part(
     s: CheckpointSettings, theta: float, kind: str = "full_attention"
 ) -> CheckpointSettings:
-    """Rope's settings in one form: transformers 5 has rope_parameters, perhaps for each type of
-    layer, older ones rope_scaling beside rope_theta. UnsupportedModel for several types of layers.
+    """The settings of rope in one form. transformers 5 has rope_parameters, in some models for
+    each type of layer; older versions have rope_scaling beside rope_theta. UnsupportedModel for
+    several types of layers.
     """
     if not s.has("rope_parameters"):
         return s.part("rope_scaling", {"rope_theta": s.real("rope_theta", theta, low=1.000001)})
@@ -30,14 +31,14 @@ def rope_part(
 
 
 def rotated_share(s: CheckpointSettings, part: CheckpointSettings, usual: float = 1.0) -> float:
-    """What part of a head is rotated: ROTATED_SHARE of rope's settings `part`, or beside them in
-    older files. Whoever asks gives ROTATED_SHARE to `rope` as known.
+    """The share of a head that is rotated: ROTATED_SHARE in rope's settings `part`, or beside them
+    in older files. Callers pass ROTATED_SHARE to `rope` as known.
     """
     return part.real(ROTATED_SHARE, s.real(ROTATED_SHARE, usual, high=1.0), high=1.0)
 
 
 def rope_kind(rope: CheckpointSettings) -> str:
-    """rope_type in the words of today; "default" is no scaling, nor are sections ("mrope")."""
+    """rope_type by its current name; "default" means no scaling, and so do sections ("mrope")."""
     old = rope.text("type", "default")
     kind = rope.text("rope_type", old)
     return {"su": "longrope", "mrope": "default"}.get(kind, kind)
@@ -86,7 +87,7 @@ def _linear(part: CheckpointSettings, s: CheckpointSettings) -> Metadata:
 
 
 def _yarn(part: CheckpointSettings, s: CheckpointSettings) -> Metadata:
-    """Source: Peng et al. 2023; the magnitude that is usual there is implied."""
+    """Source: Peng et al. 2023, whose magnitude is implied."""
     factor = part.real("factor", low=1e-6)
     usual = 0.1 * log(max(factor, 1.0)) + 1
     if abs(part.real("attention_factor", usual) - usual) > 1e-6:

@@ -1,4 +1,4 @@
-"""A reader of config.json in which every key has to be understood. Nothing here opens a file."""
+"""A reader of config.json that refuses unknown keys. Nothing here opens a file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from ...util.messages import escaped
 from ..config import Config, UnsupportedModel, short
 
-# Settings that change nothing in what a model computes for a given text: how it was trained, how it
-# is run elsewhere, what it is called. Special tokens are the tokenizer's business.
+# Settings that do not change what a model computes for a given text: training, other runtimes,
+# names. The tokenizer handles special tokens.
 HARMLESS = frozenset(
     {
         *("_name_or_path", "architectures", "auto_map", "model_type", "transformers_version"),
@@ -30,9 +30,9 @@ HARMLESS = frozenset(
 
 
 class CheckpointSettings(Config):
-    """A config.json, or a part of it; every read is checked, `null` counts as absent.
+    """A config.json, or a part of it. Every read is checked; `null` counts as absent.
 
-    `ignored` are keys that are taken for harmless whatever they say.
+    ignored: keys that count as harmless, whatever their values.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class CheckpointSettings(Config):
         return [float(x) for x in value]
 
     def part(self, key: str, more: Mapping[str, Any] | None = None) -> CheckpointSettings:
-        """The object below a key, with `more` where it says nothing; empty where there is none."""
+        """The object below a key, with `more` as defaults; the defaults alone if there is none."""
         value = self._value(key, {})
         if not isinstance(value, dict):
             raise self._wrong(key, value, "an object")
@@ -68,7 +68,7 @@ class CheckpointSettings(Config):
         return CheckpointSettings({**(more or {}), **given}, self.path, f"{key}.", self.ignored)
 
     def refuse_unread(self) -> None:
-        """UnsupportedModel naming the settings that nobody read; what is off asks for nothing."""
+        """Raise UnsupportedModel for unread settings, unless they are false, 0 or empty."""
         known = self._read | HARMLESS | self.ignored
         unread = {k: v for k, v in self._values.items() if k not in known and v}
         if unread:

@@ -1,4 +1,4 @@
-"""Settings that most models have: widths and counts, of experts too, and windows of layers."""
+"""Settings of most models: widths and counts, also of experts, and windows of layers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .settings import CheckpointSettings
 
 
 def sizes(s: CheckpointSettings, layer_norm: bool = False, is_dense: bool = True) -> Metadata:
-    """Widths and counts; UnsupportedModel unless attention looks back only. layer_norm: norms are
-    layer norms, whose eps has names of its own. is_dense: there is a width of feed-forwards.
+    """Widths and counts; UnsupportedModel unless attention is causal. layer_norm: norms are layer
+    norms, whose eps has another name. is_dense: the model has a width of dense feed-forwards.
     """
     s.only("is_causal", True)
     n_head = s.integer("num_attention_heads", high=MAX_HEADS)
@@ -40,7 +40,7 @@ def head_size(s: CheckpointSettings) -> int:
 
 
 def head_sizes(s: CheckpointSettings) -> Metadata:
-    """Of keys and of values."""
+    """The head sizes of keys and of values."""
     size = head_size(s)
     return {"attention.key_length": ("u32", size), "attention.value_length": ("u32", size)}
 
@@ -59,13 +59,13 @@ def experts(s: CheckpointSettings) -> Metadata:
 
 
 def _count(s: CheckpointSettings, *keys: str) -> int:
-    """The first of these counts that there is; all are read."""
+    """The first of these counts that exists; all are read."""
     found = [same_of_layers(s, key, high=MAX_EXPERTS) for key in keys if s.has(key)]
     return found[0] if found else s.integer(keys[0])
 
 
 def same_of_layers(s: CheckpointSettings, key: str, low: int = 1, high: int = MAX_WIDTH) -> int:
-    """A whole number, or a list with one that all layers have; UnsupportedModel if they differ."""
+    """A number, or a list of equal numbers for all layers; UnsupportedModel if they differ."""
     value = s.raw(key)
     if not isinstance(value, list):
         return s.integer(key, low=low, high=high)
@@ -77,12 +77,12 @@ def same_of_layers(s: CheckpointSettings, key: str, low: int = 1, high: int = MA
 
 
 def window_of(s: CheckpointSettings) -> int:
-    """sliding_window in tokens; 0 where there is none."""
+    """sliding_window in tokens; 0 if there is none."""
     return s.integer("sliding_window", 0, low=0, high=1 << 31)
 
 
 def sliding_layers(s: CheckpointSettings) -> list[bool] | None:
-    """Which layers have a window, where layer_types says."""
+    """Which layers have a window by layer_types; None without it."""
     types = s.raw("layer_types")
     if types is None:
         return None
@@ -95,7 +95,7 @@ def sliding_layers(s: CheckpointSettings) -> list[bool] | None:
 
 
 def windows_in_layers(s: CheckpointSettings, period: int) -> list[bool]:
-    """Which layers have a window, of layer_types or of a period, whose last layer has none."""
+    """Which layers have a window: by layer_types, or all but the last layer of each period."""
     period = s.integer("sliding_window_pattern", period)
     usual = [(i + 1) % period != 0 for i in range(s.integer("num_hidden_layers"))]
     return sliding_layers(s) or usual

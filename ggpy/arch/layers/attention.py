@@ -18,7 +18,7 @@ TENSORS = {
     "attn_output.weight": "D HEv",
 }
 QKV_BIAS = {"attn_q.bias": "HE", "attn_k.bias": "GE", "attn_v.bias": "GEv"}
-FUSED_QKV = {  # which any file may have in one
+FUSED_QKV = {  # any file may store q, k and v fused
     f"attn_qkv.{kind}": tuple(f"attn_{part}.{kind}" for part in "qkv")
     for kind in ("weight", "bias")
 }
@@ -34,7 +34,7 @@ POST_NORM = {"post_attention_norm.weight": "D"}
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """What the settings of a file say about the attention of one layer."""
+    """The settings of one layer's attention."""
 
     scale: float  # of q.k
     rope: Rope | None = None  # None: positions are not encoded
@@ -42,24 +42,24 @@ class AttentionSettings:
     soft_cap: float = 0.0  # of scores; 0 is none
     residual_scale: float = 1.0
     norm_whole: bool = False  # the norms of q and k are over all heads together
-    norm_by_head: bool = False  # those of q and k have weights for each head
+    norm_by_head: bool = False  # the norms of q and k have weights for each head
     norm_after_rope: bool = False
     temperature: AttentionTemperature | None = None
     v_norm_eps: float | None = None  # of an RMS norm of each head of v, without weights
-    keys_of: int | None = None  # the layer whose keys and values it reads, if not its own
+    keys_of: int | None = None  # the layer whose keys and values it reads; None: its own
     causal: bool = True
     chunked: bool = False  # see interface.Attention
     unit_norm: bool = False  # norms of each head of q and k, without weights
-    post_norm_eps: float | None = None  # where it is not that of the other norms
+    post_norm_eps: float | None = None  # None: that of the other norms
 
     def state(self, sizes: LayerSizes, types: CacheTypes) -> PagedKV:
-        """What the layer keeps of each position."""
+        """The keys and values that the layer keeps for each position."""
         s = sizes
         heads = s.n_head, s.n_head_kv, s.key_size, s.value_size
         return PagedKV(*heads, self.window, types)
 
     def build(self, w: LayerWeights, spec: StateSpec, group: int, slot: int) -> Attention:
-        """The mixer, whose state is at a slot of a group of the cache."""
+        """The mixer; its keys and values are at a slot of a group of the cache."""
         assert isinstance(spec, PagedKV)
         return Attention(
             spec=spec,

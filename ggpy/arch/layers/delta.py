@@ -32,18 +32,18 @@ MAX_TAPS, MAX_SIZE, MAX_HEADS = 64, 1024, 4096
 
 @dataclass(frozen=True)
 class DeltaSettings:
-    """What the settings of a file say about the gated delta net of one layer."""
+    """The settings of one layer's gated delta net."""
 
     tiled: bool  # see GatedDeltaNet
     residual_scale: float = 1.0
 
     def state(self, sizes: LayerSizes, types: CacheTypes) -> Recurrent:
-        """What the layer keeps of a sequence, whatever the types of keys and values are."""
+        """The state that the layer keeps of a sequence; types of keys and values do not matter."""
         assert sizes.recurrent is not None
         return sizes.recurrent
 
     def build(self, w: LayerWeights, spec: StateSpec, group: int, slot: int) -> GatedDeltaNet:
-        """The mixer, whose state is at a slot of a group of the cache."""
+        """The mixer; its states are at a slot of a group of the cache."""
         assert isinstance(spec, Recurrent)
         return GatedDeltaNet(
             spec=spec,
@@ -64,7 +64,7 @@ class DeltaSettings:
 
 
 def read_sizes(config: Config, sizes: Dimensions) -> Dimensions:
-    """The sizes with the states of layers that have one; GGUFError for what cannot be."""
+    """Adds the states of recurrent layers to the sizes; GGUFError for impossible settings."""
     state = read_state(config)
     recurrent = _read_layers(config, sizes.n_layer, sizes.n_nextn)
     pairs = zip(sizes.layers, recurrent, strict=True)
@@ -73,7 +73,7 @@ def read_sizes(config: Config, sizes: Dimensions) -> Dimensions:
 
 
 def read_state(config: Config) -> Recurrent:
-    """The state of each layer that has one."""
+    """The state, which is the same in all recurrent layers."""
     size = config.integer("ssm.state_size", high=MAX_SIZE)
     n_k_head = config.integer("ssm.group_count", high=MAX_HEADS)
     n_v_head = config.integer("ssm.time_step_rank", high=MAX_HEADS)
@@ -93,16 +93,16 @@ def read_state(config: Config) -> Recurrent:
     return Recurrent(n_k_head, n_v_head, size, taps)
 
 
-def _read_layers(config: Config, n_layer: int, n_behind: int) -> list[bool]:
-    """Which layers have a state: one bool for each, those behind the layers perhaps included, or
-    all but each INTERVAL-th.
+def _read_layers(config: Config, n_layer: int, n_nextn: int) -> list[bool]:
+    """Which layers have a recurrent state. The file has one bool for each layer, possibly with the
+    n_nextn blocks after the layers; if it has none, every INTERVAL-th layer attends.
     """
-    interval = config.integer(INTERVAL, USUAL_INTERVAL, high=n_layer + n_behind)
+    interval = config.integer(INTERVAL, USUAL_INTERVAL, high=n_layer + n_nextn)
     given = config.raw(LAYERS)
     if given is None:
         found = [(i + 1) % interval != 0 for i in range(n_layer)]
     else:
-        lengths = (n_layer, n_layer + n_behind)
+        lengths = (n_layer, n_layer + n_nextn)
         good = isinstance(given, np.ndarray) and given.dtype == np.bool_
         if not good or given.shape not in [(n,) for n in lengths]:
             raise GGUFError(

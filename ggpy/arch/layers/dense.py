@@ -20,14 +20,14 @@ POST_NORM = {"post_ffw_norm.weight": "D"}
 
 @dataclass(frozen=True)
 class DenseSettings:
-    """What the settings of a file say about the feed-forward of one layer."""
+    """The settings of one layer's feed-forward."""
 
     activation: Activation
     residual_scale: float = 1.0
     norm: str = (
         "ffn_norm"  # the stem of its norm's tensors: parallel layers share that of attention
     )
-    post_norm_eps: float | None = None  # where it is not that of the other norms
+    post_norm_eps: float | None = None  # None: that of the other norms
 
     def build(self, w: LayerWeights) -> Dense:
         """The feed-forward."""

@@ -1,4 +1,4 @@
-"""Inputs that layers have of their own besides the residual stream: of each token, from a table."""
+"""Layers' own inputs besides the residual stream: for each token, made from a row of a table."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from ...backends.inputs import LayerInput, LayerInputs
 from ...backends.interface import Activation
 from .weights import LayerWeights
 
-# Sized by Dimensions.letters; TABLE stands outside of all layers.
+# Axes are Dimensions.letters; TABLE is outside of all layers.
 TABLE = {
     "per_layer_token_embd.weight": "V LI",
     "per_layer_model_proj.weight": "LI D",
     "per_layer_proj_norm.weight": "I",
 }
 TENSORS = {"inp_gate.weight": "I D", "proj.weight": "D I", "post_norm.weight": "D"}
-SCALE = {"layer_output_scale.weight": "1"}  # of x behind a layer: a setting, not a weight
-ON_HOST = "per_layer_token_embd.weight"  # the table, which is larger than all else of a small model
+SCALE = {"layer_output_scale.weight": "1"}  # of x after a layer: a setting, not a weight
+ON_HOST = "per_layer_token_embd.weight"  # larger than all the rest of a small model
 
 
 @dataclass(frozen=True)
 class InputSettings:
-    """What the settings of a file say about the input of one layer."""
+    """The settings of one layer's input."""
 
     activation: Activation
 
     def build(self, w: LayerWeights) -> LayerInput:
-        """What the layer makes of its input."""
+        """The weights with which the layer adds its input to x."""
         return LayerInput(
             gate=w["inp_gate.weight"],
             w=w["proj.weight"],
@@ -36,7 +36,7 @@ class InputSettings:
 
 
 def build_inputs(w: LayerWeights) -> LayerInputs | None:
-    """What the inputs of all layers are made of; None where the file has no table."""
+    """The weights that make the inputs of all layers; None if the file has no table."""
     table = w.get("per_layer_token_embd.weight")
     if table is None:
         return None

@@ -1,4 +1,4 @@
-"""The mixture of experts: a router, experts in tensors of three axes, perhaps a shared expert."""
+"""The mixture of experts: a router, experts in tensors of three axes, and often a shared expert."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TENSORS = {
     "ffn_up_exps.weight": "X Fx D",
     "ffn_down_exps.weight": "X D Fx",
 }
-TOGETHER = "ffn_gate_up_exps.weight"  # gate and up of all experts, if a file has them in one tensor
+TOGETHER = "ffn_gate_up_exps.weight"  # gate and up of all experts in one tensor, in some files
 ROUTER_BIAS = {"ffn_gate_inp.bias": "X"}
 CHOICE_BIAS = {"exp_probs_b.bias": "X"}
 EXPERT_BIAS = {
@@ -35,8 +35,8 @@ SHARED = {
 }
 SHARED_GATE = {"ffn_gate_inp_shexp.weight": "D"}
 
-# Of experts beside a dense feed-forward: norms, and what the router is scaled by, under the names
-# that collect.py gives to what files call by the second name.
+# For experts beside a dense feed-forward: norms and scales. NAMES_BESIDE maps names in files to the
+# names that are used here.
 ROUTER_NORM, EXPERT_SCALE = "router_norm.weight", "ffn_exps_scale.weight"
 BESIDE = {
     "pre_ffw_norm_2.weight": "D",
@@ -47,20 +47,20 @@ BESIDE = {
 }
 NAMES_BESIDE = {"ffn_gate_inp.scale": (ROUTER_NORM,), "ffn_down_exps.scale": (EXPERT_SCALE,)}
 
-# Settings of config.VARIANTS that models with experts have, the number and the width of shared
-# experts, and which layers have none.
+# Settings of models with experts: those of config.VARIANTS, the number and the width of shared
+# experts, and which layers have no experts.
 UNDERSTOOD = frozenset(f"expert_{x}count" for x in ("", "used_", "group_", "group_used_"))
 SHARED_COUNT, SHARED_WIDTH = expert_sizes.SHARED_COUNT, expert_sizes.SHARED_WIDTH
 N_DENSE, PERIOD = "leading_dense_block_count", "interleave_moe_layer_step"
 SCORE, NORM, SCALE = "expert_gating_func", "expert_weights_norm", "expert_weights_scale"
 GATING: dict[int, Score] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}  # SCORE
 SETTINGS = frozenset({SCORE, NORM, SCALE})
-BY_FILE = (0, 1, 2)  # of SCORE, where files may choose; 0 is what the architecture has
+BY_FILE = (0, 1, 2)  # values of SCORE if files may choose; 0 is the architecture's score
 
 
 @dataclass(frozen=True)
 class RouterSettings:
-    """What the settings of a file say about a router; see backends.experts.Router."""
+    """The settings of a router; see backends.experts.Router."""
 
     n_used: int
     score: Score = "softmax"
@@ -72,11 +72,11 @@ class RouterSettings:
 
 @dataclass(frozen=True)
 class MoESettings:
-    """What the settings of a file say about the experts of one layer."""
+    """The settings of one layer's experts."""
 
     router: RouterSettings
     activation: GatedActivation = "silu"
-    beside: DenseSettings | None = None  # a dense feed-forward, whose norm is not the experts'
+    beside: DenseSettings | None = None  # a dense feed-forward beside them, with its own norm
     norm_scale: float = 1.0  # of a router with a norm of its own: see backends.experts.Router
 
     def build(self, w: LayerWeights) -> MoE:
@@ -136,7 +136,7 @@ def _shared(w: LayerWeights) -> SharedExpert | None:
 
 
 def feed_forwards(sizes: Dimensions, experts: MoESettings) -> list[DenseSettings | MoESettings]:
-    """Of each layer: the experts, or a dense one with SiLU where it has none."""
+    """The feed-forward of each layer: the experts, or a dense one with SiLU if it has none."""
     return [experts if layer.n_expert else DenseSettings("silu") for layer in sizes.layers]
 
 
@@ -147,10 +147,10 @@ def read_router(
     normalise: bool = False,
     says: Collection[str] = (),
 ) -> RouterSettings:
-    """The router of a file; GGUFError for counts that cannot be, UnsupportedModel for another score
-    or norm than those of its architecture.
+    """The router of a file; GGUFError for impossible counts, UnsupportedModel for another score or
+    norm than those of its architecture.
 
-    says: of SCORE, NORM and SCALE those that the file may set.
+    says: which of SCORE, NORM and SCALE the file may set.
     """
     n_expert = max(layer.n_expert for layer in sizes.layers)
     if n_expert == 0:
@@ -165,13 +165,13 @@ def read_router(
     normalise = bool(config.raw(NORM)) if config.has(NORM) else normalise
     scale = config.real(SCALE, 1.0) or 1.0  # 0 stands for none
     groups = _groups(config, n_expert)
-    there = n_expert // groups[0] * groups[1]  # experts that are looked at
+    there = n_expert // groups[0] * groups[1]  # experts in the groups that may be chosen from
     n_used = config.integer("expert_used_count", high=there)
     return RouterSettings(n_used, score, normalise, scale, groups)
 
 
 def _groups(config: Config, n_expert: int) -> tuple[int, int]:
-    """(groups, those that are looked at); all experts are one where the file does not say."""
+    """(groups, groups that are chosen from); one group if the file does not say."""
     n = config.integer("expert_group_count", 1, low=0, high=n_expert) or 1
     used = config.integer("expert_group_used_count", n, low=0, high=n) or n
     if n > 1 and (n_expert % n or n_expert // n < 2):

@@ -1,4 +1,4 @@
-"""The weights of one layer by name: what kinds of layers are built from. Knows no kind."""
+"""The weights of one layer by name, from which its parts are built. Knows no kind of layer."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class LayerWeights:
         return self.all.get(self.prefix + name)
 
     def norm(self, stem: str, eps: float | None = None) -> Norm:
-        """The norm "attn_norm" of attn_norm.weight, and attn_norm.bias if there is one.
+        """The norm with stem "attn_norm" has attn_norm.weight, and attn_norm.bias if it exists.
 
-        eps: None is that of the others.
+        eps: None is that of the other norms.
         """
         bias = self.get(stem + ".bias")
         own = self.eps if eps is None else eps

@@ -1,6 +1,6 @@
 """Threads that share the items of a job: kernels by their addresses, without locks or the GIL.
 
-A job is cut into chunks, and each thread gets a part of them, which lie one behind the other in
+A job is cut into chunks, and each thread gets a part of them, which lie one after the other in
 memory. A thread takes one chunk at a time, from its own part and then from the others, so a thread
 that the system takes off its core delays nothing but its chunk. Results of a chunk are made in
 memory of the thread and copied when they are complete: where a thread does not come back in time,
@@ -126,7 +126,7 @@ def _stop(
 
 
 def aligned(nbytes: int) -> NDArray[Any]:
-    """Zeroed bytes at a multiple of 64, with 64 behind them that may be read."""
+    """Zeroed bytes at a multiple of 64, followed by 64 bytes that may be read."""
     memory = np.zeros(nbytes + 192, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + max(nbytes, 1) + 64]

@@ -1,6 +1,6 @@
 """Operands of the CUDA ops: activations, weights and sampled ids in device memory.
 
-Addresses, types and sizes only; nothing here launches or allocates.
+They are addresses, types and sizes; nothing here launches or allocates.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ class Sum:
 
 @dataclass(frozen=True)
 class Array:
-    """An activation in device memory: rows are `row` elements apart, and shape[-1] of these count.
+    """An activation in device memory: rows are `row` elements apart, of which shape[-1] are used.
 
-    layout: PLAIN, or the packed order of a GEMM's input (kernels/layout/pack.py), which has no
-    rows. slow_producer: its kernel takes longer than the next GEMM needs to fill its weight
-    pipeline. sum: the pending sum that the next GEMM computes in its prologue and stores here.
-    scale: what the values are to be multiplied by (ends/scales.py).
+    | field | meaning |
+    |---|---|
+    | layout | PLAIN, or the packed order of a GEMM's input (kernels/layout/pack.py) without rows |
+    | slow_producer | its kernel takes longer than the next GEMM needs to fill its weight pipeline |
+    | sum | the pending sum that the next GEMM computes in its prologue and stores here |
+    | scale | the true values are the stored ones times this (ends/scales.py) |
     """
 
     data: Memory
@@ -63,12 +65,12 @@ class Projected:
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A weight [n_rows, k] in tiles, or in the file's quant blocks; the other one is None.
+    """A weight [n_rows, k], either in tiles or in the file's quant blocks; the other one is None.
 
-    Blocks are for formats without tiles, and for tables of which only rows are read. A weight with
-    a scale, f32 [n_rows], or of experts f32 [n_experts], is in tiles, which hold the scale too.
-    activations: see Ops.weight. Experts [n_experts, n_rows, k] are contiguous; on_host: in host
-    memory, which kernels can read.
+    Formats without tiles stay in blocks, and so do tables of which only rows are read. A weight
+    with a scale (f32 [n_rows], or [n_experts]) is in tiles, which refer to the scale, too.
+    activations: see Ops.weight. Experts [n_experts, n_rows, k] are contiguous. on_host: the weight
+    is in host memory that kernels can read.
     """
 
     n_rows: int
@@ -101,14 +103,14 @@ class Matrix:
 
 
 def blocks_of(w: Matrix | None) -> Memory | None:
-    """The memory of a matrix in blocks, as biases of experts are; None for none."""
+    """The memory of a matrix in blocks, such as the biases of experts; None for None."""
     return None if w is None else w.in_blocks.data
 
 
 @dataclass
 class Sampled:
-    """Ids that a step sampled: int32 [R], NO_TOKEN for rows without one. `ids` is page-locked
-    memory that is valid once `event` has completed, or a copy of it (event is None).
+    """The ids int32 [R] that a step sampled, NO_TOKEN for rows without a token. `ids` is
+    page-locked memory that is valid after `event`, or a copy of it (event is None).
     """
 
     ids: NDArray[np.int32]

@@ -1,7 +1,7 @@
 """Attention layers on a GPU: RoPE, the KV cache, decode attention and prefill attention.
 
-Executes plans (plan/layers.py). Layers with the same head shape share kernels; each group of the KV
-cache has its own pages.
+This module executes plans (plan/layers.py). Layers with the same head shape share kernels; each
+group of the KV cache has its own pages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .plan import AttentionPlan, RopeIn, unusual_heads
 class HeadKernels:
     """The attention kernels for one head shape.
 
-    max_split_tokens: sequences whose context may be split over CTAs.
+    max_split_tokens: the most sequences whose contexts may be split over CTAs.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class AttentionOps:
         self._step_angles: dict[tuple[int, int], tuple[Buffer, Buffer]] = {}
 
     def heads(self, x: Array, layer: Layer) -> tuple[Array, AttentionPlan]:
-        """What meets wo, and the layer's plan."""
+        """The input of wo, f16 [T, H*Ev], and the layer's plan."""
         c, a = self._context, layer.mixer
         assert isinstance(a, Attention)
         kernels = self.kernels_of(a.group)
@@ -106,7 +106,7 @@ class AttentionOps:
         return o, plan
 
     def attn_out(self, o: Array, x: Array, layer: Layer, plan: AttentionPlan) -> Array:
-        """x + post_norm(o wo^T + bo), with what `heads` returned."""
+        """x + post_norm(o wo^T + bo); o and plan: from `heads`."""
         c, a = self._context, layer.mixer
         assert isinstance(a, Attention)
         x = c.output_product(plan.out, o, a.wo, x, a, a.bo)
@@ -117,8 +117,8 @@ class AttentionOps:
     def qkv(
         self, x: Array, layer: Layer, plan: AttentionPlan, kernels: HeadKernels
     ) -> Array | Projected:
-        """q f16 [T, H, E] after RoPE, with k and v in their pages; or q, k and v for attention to
-        rotate.
+        """q f16 [T, H, E] after RoPE, with k and v in their pages; or q, k and v that attention
+        rotates.
         """
         c, a, n = self._context, layer.mixer, x.shape[0]
         assert isinstance(a, Attention)
@@ -160,8 +160,8 @@ class AttentionOps:
             self._context.elementwise.add_bias(part.data, bias, *part.shape)
 
     def _normed(self, q: Array, k: Array, a: Attention) -> tuple[Array, Array]:
-        """q and k, each normalised over all heads: q to the memory of what layers add to x, which
-        is free now, and k to that of q.
+        """q and k, each normalised over all heads. The new q goes to the scratch memory "y", which
+        is free now, and the new k to that of the old q.
         """
         c = self._context
         assert a.q_norm is not None and a.k_norm is not None
@@ -208,8 +208,8 @@ class AttentionOps:
         return o
 
     def _prefill(self, params: AttentionParams, layer: Layer, kernels: HeadKernels) -> None:
-        """Prefill attention for the sequences with many tokens; pages of other types become f16
-        first.
+        """Prefill attention for the sequences with many tokens; pages of other types are converted
+        to f16 first.
         """
         batch, a = self._context.batch, layer.mixer
         assert isinstance(a, Attention)
@@ -233,7 +233,7 @@ class AttentionOps:
             weight_of = self._context.norms.weight_of_heads
             of_values = a.bk if a.wv is None else a.bv
             norms, bias = (a.q_norm, a.k_norm), (a.bq, a.bk, of_values)
-            if a.norm_whole:  # kernels before RoPE have added these
+            if a.norm_whole:  # kernels before RoPE apply these
                 norms, bias = (None, None), (None, None, of_values)
             self._rotations[layer] = Rotation(
                 angles=self._angles_of(rope),

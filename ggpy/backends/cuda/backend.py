@@ -1,10 +1,10 @@
 """The CUDA backend: prepare, plan, launch.
 
-Weights are repacked once (weights.py). plan/ decides which kernels compute a layer in a step of so
-many tokens; attention.py, dense.py and gemm.py launch them. Steps that repeat are captured as CUDA
-graphs and replayed (graphs.py). Everything that changes from step to step (ids, positions, page
-tables, how attention is split) is one small upload. Activations between ops are f16 if they are
-only multiplied, f32 if they are summed.
+Weights are repacked once (weights.py). plan/ decides which kernels compute a layer, depending on
+the number of tokens; attention.py, dense.py and gemm.py launch them. Repeated steps are captured as
+CUDA graphs and replayed (steps/graphs.py). All inputs that change from step to step (ids,
+positions, page tables, how attention is split) are one small upload. Activations between ops are
+f16 if they are only multiplied, f32 if they are summed.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ from .steps.upload import StepUpload
 from .weights import Uploader, in_f32
 
 ROWS_IN_F32 = ("X D", "X Fx")  # routers, and biases of experts
-SPLIT_TOKENS = 64  # of decode steps whose contexts may be split over CTAs, at least
-RECORDED_TOKENS = 64  # of decode steps with cuBLAS that are recorded as graphs, at most
+# contexts may be split over CTAs in decode steps of so many tokens, or of n_seq if that is more
+SPLIT_TOKENS = 64
+RECORDED_TOKENS = 64  # decode steps with cuBLAS up to this size are recorded as graphs
 
 
 class Cuda:
@@ -94,9 +95,9 @@ class Cuda:
         self.dense, self.moe = DenseOps(self.context), MoEOps(self.context)
         self.inputs, self._scales = InputOps(self.context), LayerScales(self.context.norms)
         self.attention: AttentionOps | None = None  # set when the KV cache is allocated
-        self.delta: DeltaOps | None = None  # and so is this
+        self.delta: DeltaOps | None = None  # set at the same time
         self._steps: StepUpload | None = None
-        self._offloaded: RouterChoice | None = None  # what is asked of experts in host memory
+        self._offloaded: RouterChoice | None = None  # the router's choice, if experts are on host
         self._max_split_tokens = SPLIT_TOKENS  # sequences whose context may be split over CTAs
         self._pad_to: tuple[int, int] | None = None  # tokens and sequences of the largest step
 
@@ -120,7 +121,7 @@ class Cuda:
         return n_batch
 
     def _converts(self, heads: Heads) -> bool:
-        """Whether pages of these heads are converted to f16 for prefill attention."""
+        """Whether prefill attention reads pages of these heads after a conversion to f16."""
         invariant = self.context.planner.batch_invariant
         return converts_pages(self.device, heads, invariant)
 
@@ -208,8 +209,8 @@ class Cuda:
     def run(
         self, step: Step, forward: Callable[[Step], Array], probe: Probe | None = None
     ) -> Array:
-        """Run forward(step). A step whose shape came before is captured as a graph, later ones
-        replay it; steps of many tokens are padded, so that few shapes exist.
+        """Run forward(step). A shape that repeats is captured as a graph, which later steps replay;
+        large steps are padded, so that few shapes exist.
         """
         if self._steps is None or self.attention is None:
             raise RuntimeError("allocate_cache comes before the first step")
@@ -219,7 +220,7 @@ class Cuda:
         self.context.begin(batch, probe)
         self.attention.begin()
         fused = batch.decode and probe is None and not step.hidden
-        # each place has a result, which is read while the next step writes the other
+        # each place has its own result: one is read while the next step writes the other
         best = argmax and fused and batch.often
         self._sampling.begin(batch.place if best else None)
 
@@ -229,7 +230,7 @@ class Cuda:
                 self.find_best(output)
             return output
 
-        # copies of experts take so long that a graph saves nothing
+        # copying experts takes so long that a graph saves nothing
         copies = self._offloaded is not None and self._begin_copies(self._offloaded)
         few = batch.decode and batch.all_rows and batch.n_tokens <= RECORDED_TOKENS
         by_cublas = self.context.planner.gemm == "cublas" and (step.hidden or not few)
@@ -253,7 +254,7 @@ class Cuda:
             self._steps.rehearsing = False
 
     def _begin_copies(self, choice: RouterChoice) -> bool:
-        """Whether the step copies experts from host memory, with the first of them to come."""
+        """Prepare the staging of experts; returns whether the step copies them from host memory."""
         self.moe.staging.begin()
         return copies_experts(self.context.planner, choice, self.context.s)
 
@@ -276,7 +277,7 @@ class Cuda:
         return self.context.norms.to_f32(x, norm, self.context.scratch("x", 4 * n * table.k))
 
     def mix(self, x: Array, layer: Layer, step: Step) -> Array:
-        """x[T, D] with the output of layer.mixer added, and layer.ffn's if they are parallel."""
+        """x[T, D] plus the output of layer.mixer, and of layer.ffn if the layer is parallel."""
         assert self.attention is not None and self.delta is not None
         layer = self._scales[layer].layer
         if isinstance(layer.mixer, GatedDeltaNet):
@@ -291,7 +292,7 @@ class Cuda:
         return self.dense.ffn_out(h, x, layer, ffn_plan)
 
     def feed_forward(self, x: Array, layer: Layer, step: Step) -> Array:
-        """x[T, D] with the output of the layer's feed-forward added."""
+        """x[T, D] plus the output of layer.ffn."""
         layer = self._scales[layer].layer
         if isinstance(layer.ffn, MoE):
             return self.moe.feed_forward(x, layer)
@@ -303,12 +304,12 @@ class Cuda:
         return self.inputs.layer_inputs(x, inputs, self._sampling.ids)
 
     def end_layer(self, x: Array, layer: Layer, inputs: Array | None, step: Step) -> Array:
-        """x[T, D] with the output of the layer's input added, and its scale applied."""
+        """(x[T, D] plus the output of layer.input) * layer.scale."""
         scaled = self._scales[layer]
         return replace(self.inputs.end_layer(x, scaled, inputs), scale=scaled.after)
 
     def computed(self, layer: Layer) -> Layer:
-        """The layer as plans know it, with the scales of layers folded away."""
+        """The layer as it is planned, with layer scales folded into norms (ends/scales.py)."""
         return self._scales[layer].layer
 
     def logits(self, x: Array, head: Head, step: Step) -> Array:
@@ -328,11 +329,11 @@ class Cuda:
         return logits
 
     def find_best(self, logits: Array) -> None:
-        """Enqueue the argmax as part of the step, for steps whose samplers are all greedy."""
+        """Enqueue the argmax as a part of the step; for steps with greedy samplers only."""
         self._sampling.find_best(logits)
 
     def sample(self, logits: Array, samplers: Sequence[Sampler]) -> Sampled:
-        """ids[R], drawn on the device, or by numpy for samplers with a link that has no kernel."""
+        """ids[R], drawn on the device; numpy draws for samplers with a link without a kernel."""
         return self._sampling.draw(logits, samplers)
 
     def read(self, array: Array | Sampled | Buffer, row: int | None = None) -> NDArray:

@@ -1,7 +1,7 @@
-"""State that the ops of a step share: scratch memory, products with their norms, and the state of
-the residual stream.
+"""The state that the ops of a step share: scratch memory, products with their norms, and the state
+of the residual stream.
 
-The layer kinds (attention.py, dense.py) execute their plans through it.
+The kinds of layers (attention.py, dense.py, ...) execute their plans through it.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class StepContext:
         outs: Sequence[Array],
         **options: Any,
     ) -> None:
-        """outs = epilogue(norm(x[rows]) W^T), with the norm where the plan places it. options: of
-        ProductOperands.
+        """outs = epilogue(norm(x[rows]) W^T); the plan says where the norm is computed. options:
+        see ProductOperands.
         """
         norm = norm or self.norms.identity(x.shape[1])
         if plan.norm is NormIn.PROLOGUE:
@@ -128,8 +128,8 @@ class StepContext:
         part: Adds,
         bias: Buffer | None = None,
     ) -> Array:
-        """x + post_norm(h w^T + bias) * residual_scale of a part of a layer, in place or in other
-        memory.
+        """x + post_norm(h w^T + bias) * residual_scale, in place or in other memory. part: the part
+        of the layer that this product ends.
         """
         if x.sum is not None:  # the previous input product has computed the sum
             x = replace(x, sum=None)
@@ -146,7 +146,7 @@ class StepContext:
             return x
         n, k = x.shape
         post_norm = part.post_norm
-        if part.residual_scale != 1:  # without a norm, it is one that leaves its input as it is
+        if part.residual_scale != 1:  # the scale is a part of the norm, or of an identity norm
             norm = post_norm or self.norms.identity(k)
             post_norm = self.norms.scaled(norm, k, part.residual_scale)
         assert post_norm is not None
@@ -157,7 +157,7 @@ class StepContext:
         return self.add_normed(x, y, post_norm, plan.post_norm)
 
     def add_normed(self, x: Array, y: Array, post_norm: Norm, where: NormIn) -> Array:
-        """x + post_norm(y), in place; or the next product computes it and stores it elsewhere."""
+        """x + post_norm(y), in place; or pending, if the next product computes it (PROLOGUE)."""
         n, k = x.shape
         if where is NormIn.PROLOGUE:
             buffers = (self.f32(name, n, k) for name in ("x", "x, other"))

@@ -16,14 +16,14 @@ class DenseOps:
         self._context = context
 
     def hidden(self, x: Array, layer: Layer) -> tuple[Array, DensePlan]:
-        """What meets w_down, and the layer's plan."""
+        """The input of w_down, h f16 [T, F], and the layer's plan."""
         c = self._context
         plan = c.planner.dense(layer, c.s, c.stream)
         c.stream = plan.after
         return self.ffn_act(x, layer, plan), plan
 
     def ffn_out(self, h: Array, x: Array, layer: Layer, plan: DensePlan) -> Array:
-        """x + post_norm(h w_down^T), with what `hidden` returned."""
+        """x + post_norm(h w_down^T); h and plan: from `hidden`."""
         c, f = self._context, layer.ffn
         assert isinstance(f, Dense)
         if c.probe:
@@ -42,7 +42,7 @@ class DenseOps:
 def gated(
     c: StepContext, x: Array, f: Dense, gate_up: ProductPlan, glu: bool, layout: int = PLAIN
 ) -> Array:
-    """h f16 [T, F] = act(n w_gate^T) * (n w_up^T), with n = norm(x). glu: in one launch."""
+    """h f16 [T, F] = act(n w_gate^T) * (n w_up^T), with n = norm(x). glu: one launch for all."""
     n, weights, n_ff = x.shape[0], f.projections, f.w_gate.n_rows
     h = c.f16("h", n, n_ff, layout)
     if glu:

@@ -1,6 +1,6 @@
-"""Executes product plans: launches their GEMM kernels with operands in the layouts that they take.
+"""Executes product plans: launches GEMM kernels with operands in the layouts that they take.
 
-Nothing is decided here: plan/ says which kernel multiplies which matrices.
+This module makes no choices; plan/ decides which kernel multiplies which matrices.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ from .weights_f16 import F16Rows, F16Tiles, Scratch, columns_of, fit_scratch
 class ProductOperands:
     """Operands of a product besides x, its matrices and outputs.
 
-    norm: of x, or of its rows int[T], if the plan has the norm in the prologue; x is f32 then.
-    deferred: the norm that this product defers to the next one, or that the previous product
-    deferred to this one. rope: how the epilogue rotates q and k. factors: f32 [T, N], by which the
-    epilogue INPUT multiplies. bias: f32 [N], which the epilogue ADD adds, if plan.takes_bias.
+    | operand | meaning |
+    |---|---|
+    | norm | the norm of x (f32), or of its rows int[T], if the plan has it in the prologue |
+    | deferred | the norm that this product defers to the next, or takes from the previous one |
+    | rope | how the epilogue QKV rotates q and k |
+    | factors | f32 [T, N], by which the epilogue INPUT multiplies |
+    | bias | f32 [N], which the epilogue ADD adds, if plan.takes_bias |
     """
 
     norm: Norm | None = None
@@ -54,7 +57,7 @@ NOTHING = ProductOperands()
 
 @dataclass(frozen=True)
 class GemmCall:
-    """One launch of a product: what it multiplies and where the outputs go."""
+    """One launch of a product: its inputs, and where its outputs go."""
 
     plan: ProductPlan
     launch: LaunchPlan
@@ -70,7 +73,7 @@ class GemmCall:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the kernels that add and cap in their epilogue."""
+        """Options of kernels whose epilogue adds a residual and applies a soft cap."""
         epilogue, o = self.plan.epilogue, self.operands
         residual = self.outs[0].data if epilogue == "ADD" else o.factors
         options: dict[str, Any] = {"epilogue": epilogue, "activation": o.activation}
@@ -119,8 +122,13 @@ class Gemms:
     ) -> None:
         """outs[i] = epilogue(x weights[i]^T).
 
-        STORE: f32. ADD: adds to out. GLU: one f16 output of two matrices. QKV: q as f16, k and v in
-        pages, as operands.rope says. INPUT: f16 act(out) * operands.factors, of GemmDecode alone.
+        | epilogue | output |
+        |---|---|
+        | STORE | f32 |
+        | ADD | f32, added to out |
+        | GLU | one f16 output of two matrices |
+        | QKV | q as f16, k and v in pages, rotated as operands.rope says |
+        | INPUT | f16, act(out) * operands.factors; GemmDecode only |
         """
         for launch in plan.launches:
             dst = outs if plan.epilogue == "GLU" else outs[launch.part]
@@ -217,8 +225,8 @@ class Gemms:
         self._cap(c)
 
     def _inner(self, c: GemmCall) -> None:
-        """Launch the GEMM without PDL where it would read weights early: the previous kernel writes
-        them.
+        """Launch the GEMM, without PDL if PDL would let it read weights before the previous kernel
+        has written them.
         """
         launcher = self._launchers[c.launch.kernel]
         pdl = {"pdl": False} if launcher == self._hopper else {}
@@ -283,7 +291,7 @@ class Gemms:
         return out
 
     def _cap(self, c: GemmCall) -> None:
-        """y = soft_cap * tanh(y / soft_cap), by a kernel of its own, if the product is capped."""
+        """y = soft_cap * tanh(y / soft_cap) in a separate kernel, if the product has a soft cap."""
         if soft_cap := c.operands.soft_cap:
             y = c.outs[0]
             self._elementwise.soft_cap(y.data, y.shape[0] * y.shape[1], soft_cap)

@@ -67,13 +67,14 @@ class _Group:
 
 
 class PageMemory:
-    """The pages of all groups, and one more of each, for tokens that pad a step (padding.py).
-    Zero-initialised: kernels multiply masked values by 0, so these must be finite.
+    """The pages of all groups. Each group has one spare page, for tokens that pad a step
+    (steps/padding.py). Zero-initialised: kernels multiply masked values by 0, so these must be
+    finite.
     """
 
     def __init__(self, device: Any, shape: CacheShape, converts: Sequence[bool]) -> None:
-        """converts: per group, whether its pages are converted to f16 for prefill attention. Raises
-        MemoryError, which says what would fit.
+        """converts: for each group, whether its pages are converted to f16 for prefill attention.
+        Raises MemoryError, which says what would fit.
         """
         self._device = device
         shapes = [heads_of(group.spec) for group in shape.groups]
@@ -112,7 +113,7 @@ class PageMemory:
 
     @property
     def spare(self) -> list[tuple[int]]:
-        """Of each group: the page that no sequence has."""
+        """The spare page of each group, which no sequence holds."""
         return [(group.n_pages - 1,) for group in self._groups]
 
     def clear(self, group: int, pages: Sequence[int]) -> None:

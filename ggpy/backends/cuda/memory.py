@@ -1,7 +1,8 @@
-"""GPU memory that a model needs, computed before anything is uploaded.
+"""The GPU memory that a model needs, computed before anything is uploaded.
 
-Only arithmetic: no device is queried and no file is read. The result must not be less than what the
-backend then allocates, and not much more, so that a model that fits is not refused.
+This module is arithmetic: it queries no device and reads no file. The result must not be smaller
+than what the backend then allocates, and not much larger, because a model that fits must not be
+refused.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from .moe.staging import SLOTS
 
 LARGE = 1 << 20  # allocations from this size on are rounded up to whole pages by the driver
 PAGE = 2 << 20  # bytes of a page of GPU memory
-# Blocks to repack, and tiles on their way to the host; freed before the KV cache is allocated.
+# Blocks that are being repacked, and tiles that are copied to the host; freed before the KV cache
+# is allocated.
 STAGING = 96 << 20
-KERNELS = 128 << 20  # machine code, graphs, and the driver's memory for them
+KERNELS = 128 << 20  # machine code, graphs, and the driver's memory for both
 
 
 @dataclass(frozen=True)
 class Need:
     """Bytes of GPU memory that a model needs.
 
-    cache: the whole KV cache. page: one page in all groups without a window; a longer context adds
-    only such pages.
+    cache: the whole KV cache. page: one page in all groups without a window, which are the only
+    ones that grow with the context.
     """
 
     weights: int
@@ -47,14 +49,14 @@ class Need:
 
     @property
     def total(self) -> int:
-        """The peak."""
+        """The peak of memory use."""
         return self.weights + max(self.cache + self.work, STAGING)
 
 
 class WeightLayouts(Protocol):
-    """The part of the planner that knows which weights lie in tiles."""
+    """The part of the planner that knows which weights are in tiles."""
 
-    compact: bool  # keep blocks of formats whose tiles take much more memory
+    compact: bool  # keep blocks if the tiles of their format take much more memory
 
     def keeps_blocks(self, format: Format) -> bool:
         """Whether weights of the format stay in blocks."""
@@ -74,16 +76,16 @@ def needed(
 ) -> Need:
     """Memory for the demand with steps of n_batch tokens.
 
-    max_split_tokens: sequences at most whose context is split over CTAs. scratch: bytes of weights
-    that a product converts to f16. converts: whether pages of such heads are converted to f16 for
-    prefill attention.
+    max_split_tokens: the most sequences whose contexts are split over CTAs. scratch: bytes of
+    weights that a product converts to f16. converts: whether pages of such heads are converted to
+    f16 for prefill attention.
     """
     groups = demand.cache(demand.n_batch).groups
     paged = [group for group in groups if isinstance(group.spec, PagedKV)]
     shapes = [heads_of(group.spec) for group in paged]
     pairs = list(zip(paged, shapes, strict=True))
     sizes = zip(groups, page_sizes(CacheShape(groups)), strict=True)
-    # a spare state each, for tokens that pad a step
+    # each group has a spare state, for tokens that pad a step
     states = sum((g.n_pages + 1) * n for g, n in sizes if isinstance(g.spec, Recurrent))
     f16 = max((g.n_pages * f16_page_bytes(h) for g, h in pairs if converts(h)), default=0)
     windowed = sum(g.n_pages * page_bytes(h, g.n_layer) for g, h in pairs if g.spec.window)
@@ -116,18 +118,18 @@ def is_offloaded(tensor: Tensor, role: Role) -> bool:
 
 
 def is_on_host(tensor: Tensor, role: Role) -> bool:
-    """Whether a weight stays in host memory: such experts, or a table of which rows are read."""
+    """Whether a weight stays in host memory: offloaded experts, or a table of rows on the host."""
     return is_offloaded(tensor, role) or (role.on_host and role.lookup)
 
 
 def has_offloaded_experts(demand: Demand) -> bool:
-    """Whether experts stay in host memory."""
+    """Whether some experts stay in host memory."""
     return any(is_offloaded(w, role) for w, role in demand.weights)
 
 
 def copied_bytes(demand: Demand) -> int:
-    """Bytes of the buffers for experts that are copied from host memory, where a step may have a
-    pair for each expert.
+    """Bytes of the buffers for experts that are copied from host memory. There are none if the
+    largest step has fewer pairs (token, expert) than the model has experts.
     """
     if demand.n_batch * demand.n_used < demand.n_expert:
         return 0
@@ -136,7 +138,7 @@ def copied_bytes(demand: Demand) -> int:
 
 
 def page_sizes(shape: CacheShape) -> list[int]:
-    """Bytes of a page in all layers of each group; of recurrent states, of a state."""
+    """Bytes of a page, or of a recurrent state, in all layers of each group."""
     found = []
     for g in shape.groups:
         if isinstance(g.spec, Recurrent):
@@ -147,9 +149,9 @@ def page_sizes(shape: CacheShape) -> list[int]:
 
 
 def check(need: Need, demand: Demand, free: int, device: str, fast: Need | None = None) -> None:
-    """Raises MemoryError if the demand needs more than `free` bytes; the message says which context
-    would fit, or of how many layers the experts would have to go. fast: the need with larger steps,
-    which copies of experts are worth.
+    """Raises MemoryError if the demand needs more than `free` bytes. The message says which context
+    would fit, or the experts of how many layers would have to stay in host memory. fast: the need
+    with larger steps, which make copying experts worthwhile.
     """
     if need.total <= free:
         return
@@ -172,9 +174,9 @@ def plan_batch(
     free: int,
     device: str,
 ) -> tuple[int, str]:
-    """Returns (batch size in tokens per step, remark for the user or ""). If `free` bytes are too
-    few, first the batch becomes smaller, then weights whose tiles take much more memory stay in
-    blocks. Raises MemoryError as `check` does.
+    """Returns (batch size in tokens per step, remark for the user or ""). If memory is short, the
+    batch becomes smaller first; then weights whose tiles take much more memory stay in blocks.
+    Raises MemoryError; see `check`.
     """
     least = demand.least_batch
 
@@ -200,7 +202,7 @@ def plan_batch(
 
 
 def fitting_context(need: Need, free: int, n_seq: int) -> int:
-    """Context length that would fit for each of n_seq sequences; 0 if not even one page each."""
+    """The context length that would fit for each of n_seq sequences; 0 if less than a page."""
     left = free - need.weights - need.work - need.windowed
     return max(0, left // max(1, need.page) // n_seq * PAGE_SIZE)
 
@@ -223,14 +225,14 @@ def step_bytes(demand: Demand, shapes: Sequence[Heads], specs: Sequence[StateSpe
     gated = (4 + 4 + 2) * f  # gate and up if separate, and act(gate) * up
     per_token = stream + gated + max(map(_head_bytes, shapes)) + _expert_bytes(demand)
     per_token += max((_delta_bytes(x) for x in specs if isinstance(x, Recurrent)), default=0)
-    per_token += (4 + 4) * demand.n_inputs  # of layers: projected, and with the table's
+    per_token += (4 + 4) * demand.n_inputs  # inputs of layers: projected, and with the table added
     padding = demand.n_expert * _packed_rows_bytes(demand, PACKED_UNIT)
     return demand.n_batch * per_token + padding + 4 * demand.n_seq * demand.n_vocab
 
 
 def _expert_bytes(demand: Demand) -> int:
-    """Bytes per token of what its experts make: logits, gate, up and h, outputs, ids, weights and
-    the orders of a sorted step, packed x and h; and the outputs of a shared expert.
+    """Bytes per token for experts: router logits; gate, up, h and outputs; ids, weights and the
+    orders of a sorted step; packed x and h; and the output of a shared expert.
     """
     d, f = demand.n_embd, demand.n_ff_expert
     each = (4 + 4 + 2) * f + 3 * 4 + _packed_rows_bytes(demand, PACKED_UNIT) // PACKED_UNIT
@@ -238,22 +240,22 @@ def _expert_bytes(demand: Demand) -> int:
 
 
 def _packed_rows_bytes(demand: Demand, n_rows: int) -> int:
-    """Bytes of packed rows of pairs: x, h and outputs, and which pair a row is."""
+    """Bytes of packed rows of pairs: x, h, outputs, and the pair of each row."""
     d, f = demand.n_embd, demand.n_ff_expert
     return packed_bytes(n_rows, d) + packed_bytes(n_rows, f) + n_rows * (4 * d + 4)
 
 
 def _delta_bytes(spec: Recurrent) -> int:
-    """Bytes per token of a gated delta net: what is projected, u, decays, o before and after the
-    norm; and the gate of attention, which models with states have, at most as wide as o.
+    """Bytes per token for a gated delta net: the projections, u, decays, o before and after the
+    norm; and the gate of the model's attention layers, which is at most as wide as o.
     """
     values = spec.n_v_head * spec.size
     return 2 * 4 * spec.channels + (4 + 4 + 2 + 4) * values + (4 + 4 + 8) * spec.n_v_head
 
 
 def _head_bytes(heads: Heads) -> int:
-    """Bytes per token: q, k and v before and after RoPE, the output of attention, the angles of two
-    RoPEs.
+    """Bytes per token for attention: q, k and v before and after RoPE, the output, and the angles
+    of two RoPEs.
     """
     projected = 4 * (heads.n_head + 2 * heads.n_head_kv) * heads.head_size
     rotated = 2 * heads.n_head * heads.row
@@ -262,7 +264,7 @@ def _head_bytes(heads: Heads) -> int:
 
 
 def allocated(nbytes: int) -> int:
-    """Bytes that an allocation takes: large ones are whole pages, small ones share pages."""
+    """Bytes that an allocation takes: a large one takes whole pages, small ones share pages."""
     unit = 512 if nbytes < LARGE else PAGE
     return -(-nbytes // unit) * unit
 
@@ -288,8 +290,9 @@ def _context(need: Need, free: int, demand: Demand) -> str:
 
 
 def layers_to_offload(need: Need, free: int, demand: Demand) -> tuple[int, Need]:
-    """(the least number of layers, from the first on, whose experts in host memory leave enough for
-    the rest, 0 if none does; the need then, or with the experts of all layers there).
+    """(n, need): the rest of the model fits if the experts of the first n layers stay in host
+    memory, with this need. n is 0 if that is not enough for any number of layers; the need is then
+    that with all experts in host memory.
     """
     experts = [role for w, role in demand.weights if len(w.shape) == 3 and not role.on_host]
     rest = need
@@ -313,14 +316,14 @@ def _offloaded(need: Need, demand: Demand, n_layers: int) -> Need:
 
 
 def _held(experts: Sequence[tuple[Tensor, Role]]) -> int:
-    """Bytes of those on the device."""
+    """Bytes of the experts that are on the device."""
     sizes = (weight_bytes(w, False) for w, role in experts if not role.on_host)
     return sum(map(allocated, sizes))
 
 
 def check_host(demand: Demand, available: int | None) -> str:
     """A remark about the experts that stay in host memory, "" if none do. Raises MemoryError if
-    they, and tables that stay there, need more than `available` bytes; None is not known.
+    they and tables in host memory need more than `available` bytes; None: unknown.
     """
     sizes: dict[int, int] = {}
     tables = [w.nbytes for w, role in demand.weights if role.on_host and role.lookup]

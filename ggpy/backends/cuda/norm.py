@@ -1,9 +1,8 @@
 """Norms of the residual stream, as planned: by a kernel, or deferred from one product to the next.
 
 A deferred norm has no kernel. The product that adds to x also stores x * weight * factor in f16 and
-sums of squares of x, and the next product multiplies its outputs by the rest of the norm
-(cuda/norm/deferred_norm.cuh). The factor of a token is the one that the previous norm multiplied it
-by.
+sums of squares of x; the next product multiplies its outputs by the rest of the norm
+(cuda/norm/deferred_norm.cuh). The factor of a token is the factor of the previous norm.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Norms:
         f16: Callable[[str, int, int, int], Array],
         scratch: Scratch,
     ) -> None:
-        """warps: of a CTA. f16(name, rows, columns, layout) and scratch(name, bytes) return scratch
+        """warps: per CTA. f16(name, rows, columns, layout) and scratch(name, bytes) return scratch
         memory.
         """
         self._device, self._f16, self._scratch = device, f16, scratch
@@ -42,7 +41,7 @@ class Norms:
         self._others = {kind: RmsNorm(device, warps, kind) for kind in kinds}
         self._identities: dict[int, Norm] = {}  # by columns
         self._scaled: dict[tuple[Norm, float], Norm] = {}
-        self._weights: dict[tuple[Norm, int], Buffer] = {}  # of other norms than RMS norms
+        self._weights: dict[tuple[Norm, int], Buffer] = {}  # of norms that self._others computes
         self._ones: dict[int, Buffer] = {}
         self.begin()
 
@@ -50,7 +49,7 @@ class Norms:
         """Begin a step."""
         self._n_factors = 0  # norms so far that have stored factors
         self._deferred: tuple[Array, int] | None = None
-        self.last: Array | None = None  # what `compute` returned
+        self.last: Array | None = None  # the last result of `compute`
 
     def compute(
         self, x: Array, norm: Norm, n: int, layout: int, rows: Memory | None, leaves_factors: bool
@@ -71,8 +70,8 @@ class Norms:
         return normed
 
     def _other(self, norm: Norm, k: int) -> tuple[RmsNorm, Memory]:
-        """The kernel of a norm that is no RMS norm with weights, and the weights as it takes them.
-        The first call copies them to the host.
+        """The kernel of a norm that is not a plain RMS norm with weights, and the weights in the
+        form that it takes. The first call copies them to the host.
         """
         kind: NormKind = "layer" if norm.centred else "rms with bias"
         key = norm, k
@@ -82,7 +81,7 @@ class Norms:
         return self._others[kind], self._weights[key]
 
     def weight_of_heads(self, norm: Norm | None, k: int) -> Buffer | None:
-        """The weights of a norm of heads of k elements; 1 where it has none."""
+        """The weights of a norm of heads of k elements; ones if it has none."""
         if norm is None:
             return None
         if norm.weight is not None:
@@ -99,8 +98,8 @@ class Norms:
         return self._device.download(vector, np.float32, (k,))
 
     def identity(self, k: int) -> Norm:
-        """The RMS norm of rows of k columns that leaves x as it is, up to rounding: with eps 2^100
-        and weights 2^50, mean(x^2) does not count.
+        """An RMS norm of rows of k columns that leaves x as it is, up to rounding: with eps 2^100
+        and weights 2^50, mean(x^2) is negligible.
         """
         if k not in self._identities:
             self._identities[k] = Norm(self._vector(np.full(k, 2.0**50), "no norm"), 2.0**100)
@@ -127,7 +126,7 @@ class Norms:
         return buffer
 
     def to_f32(self, y: Array, norm: Norm, memory: Buffer) -> Array:
-        """norm(y) in f32, in other memory than y: added to zeros."""
+        """norm(y) in f32 in `memory`, which must not be that of y: the norm is added to zeros."""
         n, k = y.shape
         self._device.fill(memory.part(0, 4 * n * k), 0)
         out = Array(memory, np.float32, (n, k), k)

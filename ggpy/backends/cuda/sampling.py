@@ -1,4 +1,5 @@
-"""Tokens from logits on a GPU: which rows the kernels draw, which numpy draws, and the launches.
+"""Draws tokens from logits on a GPU: chooses which rows kernels draw and which numpy draws, and
+launches the kernels.
 
 | row | drawn by |
 |---|---|
@@ -55,7 +56,7 @@ def _look_back(sampler: Sampler) -> int:
 
 
 class SamplerRow:
-    """What the kernels need to know of one sampler, and no step changes; made once for each."""
+    """The parameters of one sampler for the kernels that do not change; made once per sampler."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.n_kept = n_candidates(sampler)
@@ -116,12 +117,12 @@ class SamplingPlan:
         self.n_ints = self.rows.nbytes // 4 + len(self.edits) + n_last  # at most
 
     def is_for(self, samplers: Sequence[Sampler]) -> bool:
-        """Whether it is the plan of these samplers, with the masks that are in force now."""
+        """Whether this is the plan of these samplers, with the masks that are in force now."""
         in_force = [s.masked for s in self._with_masks]
         return samplers == self.samplers and in_force == self._in_force
 
     def _edits(self, rows: Sequence[SamplerRow]) -> NDArray[np.int32]:
-        """The arrays that stand beside the rows, one after the other; the rows say where."""
+        """The arrays beside the rows, one after the other; the rows say where each begins."""
         parts, end = [np.zeros(0, np.int32)], 0
         for i, row in enumerate(rows):
             for name, values in row.edits:
@@ -163,7 +164,7 @@ class SamplingPlan:
 
 @dataclass
 class _Slot:
-    """Page-locked host memory of one step in flight, and the result that still refers to it."""
+    """Page-locked host memory of a step in flight, and the result that still refers to it."""
 
     ids: NDArray[np.int32]
     results: Memory  # the same memory on the device: kernels write ids there, cheaper than a copy
@@ -184,7 +185,7 @@ class _Slot:
 
 
 class Sampling:
-    """Draws tokens; `ids` is where the next step finds them."""
+    """Draws tokens, and stores them in `ids`, where the next step reads them."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
@@ -202,14 +203,14 @@ class Sampling:
         self._best: Buffer | None = None  # candidates of every segment of every row
 
     def expects_argmax(self, n_rows: int) -> bool:
-        """Whether a step is probably followed by the argmax of all rows: those of the previous step
-        were as many, and all greedy.
+        """Whether a step with n_rows rows will probably take the argmax of all: the previous step
+        had as many rows, and all were greedy.
         """
         return self._plan.argmax_only and len(self._plan.samplers) == n_rows > 0
 
     def begin(self, place: int | None) -> None:
-        """Called before a step. place: index of the memory that holds the integers of a decode step
-        that `find_best` is going to end; None for other steps.
+        """Begin a step. place: for a decode step that `find_best` will end, the index of the memory
+        that holds its integers; None for other steps.
         """
         self._argmax_slot = None if place is None else self._decode_slots[place]
         if self._argmax_slot:

@@ -1,6 +1,7 @@
-"""Uploads weights from the memory-mapped file to the GPU: parts are copied through page-locked
-memory and repacked while the next part of the file is read. Nothing here depends on what a weight
-is for or how tiles look.
+"""Uploads weights from the memory-mapped file to the GPU.
+
+A part of the file is copied through page-locked memory and repacked while the next part is read.
+Nothing here depends on the role of a weight, or on the layout of tiles.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from .. import host
 
 PART = 32 << 20  # bytes of a part
 PARTS = 2  # parts in flight
-WORTH_THREADS = 1 << 20  # bytes from which several threads copy a part
-# threads that copy a part: a single one reads a mapped file at a third of the bus's speed
+WORTH_THREADS = 1 << 20  # parts of so many bytes and more are copied by several threads
+# threads that copy a part: a single thread reads a mapped file at a third of the bus's speed
 COPIERS = 4
 
 
 def in_f32(tensor: Tensor, scale: Tensor | None = None) -> Tensor:
-    """The matrix with its weights in float32, times the scale of its rows."""
+    """The matrix in float32, times its row scales."""
     values = np.ascontiguousarray(tensor.dequantize(), np.float32)
     if scale is not None:
         values = values * scale.dequantize()[:, None]
@@ -49,9 +50,9 @@ class Uploader:
     def upload(
         self, tensor: Tensor, tiled: bool, on_host: bool = False
     ) -> tuple[TiledMatrix | None, Buffer | None]:
-        """Returns (the matrix in tiles, None), or (None, its blocks) if not tiled or its format has
-        no tiles. on_host: tiles are made on the device; they, or the blocks, are kept in host
-        memory.
+        """Returns (the matrix in tiles, None), or (None, its blocks) if not `tiled` or if its
+        format has no tiles. on_host: the tiles or blocks are kept in host memory; tiles are still
+        made on the device.
         """
         n_rows, k = tensor.shape[-2:]
         layout = layout_of(tensor.format, k) if tiled else None
@@ -106,7 +107,7 @@ class Uploader:
         return buffer
 
     def _to_host(self, tensor: Tensor) -> Buffer:
-        """The blocks in page-locked memory of the host, which kernels read."""
+        """Copies the blocks to page-locked host memory, which kernels can read."""
         buffer: Buffer = self.device.alloc_host(tensor.nbytes, tensor.name)
         flat = tensor.data.reshape(-1)
         for start in range(0, flat.size, PART):

@@ -1,8 +1,9 @@
-"""Weights converted to f16 for prefill GEMMs that do not take them as stored.
+"""Converts weights to f16 for prefill GEMMs that cannot take them as they are stored.
 
 Matrices in blocks become f16 tiles in scratch memory; for cuBLAS every matrix becomes f16 rows. A
-matrix larger than the scratch memory is converted in pieces. Weights are rounded to the nearest f16
-and saturate at +-65504: an MXFP4 scale may be as large as 2^127 and would give infinity.
+matrix that is larger than the scratch memory is converted in pieces. Weights are rounded to the
+nearest f16 and saturate at +-65504, because an MXFP4 scale may be as large as 2^127 and would give
+infinity.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .arrays import Array, Matrix
 
 NAME = "weights as f16"
 SCRATCH = 256 << 20  # bytes of f16 weights at once: gate and up of 14336 x 4096 fit
-SAME_X = 3  # matrices with the same x, of the size of the largest, that are converted at once
+SAME_X = 3  # most matrices with the same x that are converted at once, in sizes of the largest
 Scratch = Callable[[str, int], Buffer]  # scratch memory by name and number of bytes
 
 

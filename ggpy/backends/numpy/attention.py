@@ -1,7 +1,7 @@
-"""Attention over pages in numpy: what an `Attention` layer computes.
+"""Attention over pages in numpy: the specification of an `Attention` layer.
 
-A sequence's keys and values are read in place where its pages are neighbours, and long prompts are
-attended in blocks of queries, so that memory stays bounded.
+The keys and values of a sequence are read in place if its pages are neighbours. Long prompts are
+computed in blocks of queries, so that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ CHUNK_SCORES = 1 << 22  # attention scores held at a time
 def mix(
     x: F32, a: Attention, step: Step, pages: GroupPages, probe: Callable[[str, F32], None]
 ) -> F32:
-    """x[T, D] + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale, perhaps with
-    a gate before wo.
+    """x[T, D] + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale; some layers
+    have a gate before wo.
     """
     n = x if a.norm is None else normalised(x, a.norm)
     q = project(n, a, step, pages)
@@ -110,7 +110,7 @@ def _attend(
 
 
 def _seen(positions: NDArray, a: Attention, end: int) -> tuple[int, int]:
-    """The positions first:last that any of these sees, of a sequence that has `end`."""
+    """The positions first:last that any of these positions sees, in a sequence of `end`."""
     window, last = a.spec.window, int(positions[-1])
     before = window - 1 if a.causal else window // 2
     first = max(0, int(positions[0]) - before) if window else 0
@@ -120,8 +120,8 @@ def _seen(positions: NDArray, a: Attention, end: int) -> tuple[int, int]:
 
 
 def _visible(positions: NDArray, others: NDArray, a: Attention) -> NDArray[np.bool_]:
-    """mask[t, n]: position p sees itself and earlier ones, only the last `window` if not 0; on
-    both sides half of it, where attention is not causal; or what is in its chunk.
+    """mask[t, n] of what each position sees: itself and earlier positions, or the last `window`; if
+    attention is not causal, half of the window on either side; if chunked, its own chunk.
     """
     distance, window = positions[:, None] - others, a.spec.window
     if a.chunked:

@@ -1,7 +1,7 @@
-"""The ops in float32 numpy: what each one means, and a runtime for machines without a GPU.
+"""The ops in float32 numpy: their specification, and a backend for machines without a GPU.
 
-Readable before fast, but weights are dequantised once, as far as memory goes. What a kind of layer
-computes stands in a module of its own. Nothing here knows a model file's names.
+The code is readable rather than fast, but weights are dequantised once, as far as memory allows.
+Each kind of layer has its own module. Nothing here knows the names in a model file.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ Note = Callable[[str], None]
 
 
 class Reference:
-    """Ops on the CPU; `note` is told when weights do not fit in memory as float32.
+    """Ops on the CPU. note: gets a remark if weights do not fit in memory as float32.
 
-    weight_memory: bytes of float32 weights to hold at most; by default what the machine has free.
+    weight_memory: the most bytes of float32 weights; by default the free memory of the machine.
     """
 
     name = "cpu"
@@ -81,7 +81,9 @@ class Reference:
         scale: Tensor | None = None,
         activations: ActivationType = "f16",
     ) -> HostMatrix | F32:
-        """A vector as an array, a matrix as float32; in blocks if too large or only looked up."""
+        """A vector as an array; a matrix as float32, or in blocks if it is too large or only rows
+        are read.
+        """
         if len(tensor.shape) == 1:
             return np.array(tensor.dequantize(), np.float32)
         by_row = None if scale is None else np.array(scale.dequantize(), np.float32)
@@ -95,7 +97,7 @@ class Reference:
         return HostMatrix(tensor, dequantized(tensor), by_row, activations)
 
     def weights_ready(self) -> None:
-        """Say so if some weights stayed in blocks."""
+        """Tell the user if some weights stayed in blocks."""
         if self._in_blocks:
             self._note(
                 f"{_gigabytes(self._in_blocks)} of the weights do not fit in memory as float32: "
@@ -103,25 +105,25 @@ class Reference:
             )
 
     def plan_memory(self, demand: Demand) -> int:
-        """The least batch, since a larger one is not faster; only the KV cache can be too large:
-        weights that do not fit stay in the file.
+        """The least batch, because a larger one is not faster. Only the KV cache can be too large,
+        because weights that do not fit stay in the file.
         """
         check_memory(demand.cache(demand.least_batch))
         host.release_free_memory()  # of what read the file's metadata
         return demand.least_batch
 
     def allocate_cache(self, shape: CacheShape) -> None:
-        """Zeroed pages, which take memory as they are written."""
+        """Allocate zeroed pages, which take memory when they are written."""
         check_memory(shape)
         self._cache = [_memory_of(group) for group in shape.groups]
 
     def clear_pages(self, group: int, pages: Sequence[int]) -> None:
-        """Nothing: positions that were not written are not read."""
+        """Does nothing, because positions are not read before they are written."""
 
     # Steps
 
     def run(self, step: Step, forward: Callable[[Step], F32], probe: Probe | None = None) -> F32:
-        """forward(step)."""
+        """Returns forward(step)."""
         self._probe = probe or _unobserved
         return forward(step)
 
@@ -137,7 +139,7 @@ class Reference:
         return layer_inputs.layer_inputs(x, inputs, self._ids(step))
 
     def mix(self, x: F32, layer: Layer, step: Step) -> F32:
-        """x[T, D] with the output of layer.mixer added, and layer.ffn's if they are parallel."""
+        """x[T, D] plus the output of layer.mixer, and of layer.ffn if the layer is parallel."""
         mixer, probe = layer.mixer, partial(self._probe, layer.index)
         memory = self._memory(mixer.group)
         if isinstance(mixer, GatedDeltaNet):
@@ -151,12 +153,12 @@ class Reference:
         return y
 
     def feed_forward(self, x: F32, layer: Layer, step: Step) -> F32:
-        """x[T, D] with the output of layer.ffn added."""
+        """x[T, D] plus the output of layer.ffn."""
         assert layer.ffn is not None
         return _feed_forward(x, layer.ffn, partial(self._probe, layer.index))
 
     def end_layer(self, x: F32, layer: Layer, inputs: F32 | None, step: Step) -> F32:
-        """(x[T, D] with the output of layer.input added) * layer.scale."""
+        """(x[T, D] plus the output of layer.input) * layer.scale."""
         return layer_inputs.end_layer(x, layer, inputs, partial(self._probe, layer.index))
 
     def logits(self, x: F32, head: Head, step: Step) -> F32:
@@ -165,12 +167,12 @@ class Reference:
         return soft_capped(y if head.scale == 1 else y * np.float32(head.scale), head.soft_cap)
 
     def sample(self, logits: F32, samplers: Sequence[Sampler]) -> NDArray[np.int64]:
-        """ids[R]: row r through samplers[r]; each one's count of draws goes up."""
+        """ids[R]: samplers[r] draws from row r, and counts the draw."""
         for sampler in samplers:
             sampler.settle(self._sampled)
         pairs = zip(samplers, logits, strict=True)
         ids = np.array([sampler.try_sample(row) for sampler, row in pairs], np.int64)
-        self._sampled = np.maximum(ids, 0)  # of a row without a token the next step needs some id
+        self._sampled = np.maximum(ids, 0)  # the next step needs some id for rows without a token
         return ids
 
     def read(self, array: NDArray, row: int | None = None) -> NDArray:
@@ -178,15 +180,15 @@ class Reference:
         return array if row is None else array[row]
 
     def rehearsal(self) -> AbstractContextManager[None]:
-        """Nothing changes."""
+        """Does nothing."""
         return nullcontext()
 
     def device_bytes(self) -> int:
-        """None but the process's."""
+        """Always 0: all memory is the process's own."""
         return 0
 
     def _ids(self, step: Step) -> NDArray[np.int64]:
-        """[T], with what was sampled in the place of ~r."""
+        """The ids [T] of a step, with each ~r replaced by the id that was sampled at row r."""
         ids = step.ids.astype(np.int64)
         late = ids < 0
         ids[late] = self._sampled[~ids[late]]
@@ -205,14 +207,14 @@ def _memory_of(group: CacheGroup) -> GroupPages | GroupStates:
 def _feed_forward(
     x: F32, ffn: FeedForward, probe: Callable[[str, NDArray], None], of: F32 | None = None
 ) -> F32:
-    """x with what a feed-forward makes of norm(of), or norm(x)."""
+    """x plus the output of a feed-forward for norm(of), or for norm(x)."""
     if isinstance(ffn, MoE):
         return moe.feed_forward(x, ffn, probe, of)
     return dense.feed_forward(x, ffn, probe, of)
 
 
 def _unobserved(layer: int, name: str, array: F32) -> None:
-    """The probe of a step that nobody looks into."""
+    """The probe of a step without a probe."""
 
 
 def _default_budget() -> int:

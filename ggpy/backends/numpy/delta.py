@@ -1,8 +1,9 @@
-"""The gated delta net in numpy: what a `GatedDeltaNet` layer computes, token by token (`recur`), or
-by chunks of tokens (`scan_chunk`), which is the same but for rounding, and faster for prompts.
+"""The gated delta net in numpy: the specification of a `GatedDeltaNet` layer. It is computed token
+by token (`recur`), or by chunks of tokens (`scan_chunk`), which differs only in rounding and is
+faster for prompts.
 
-Nothing here knows which place of the cache is whose: a step says for each of its sequences where
-the state is taken from, and where the new one goes.
+Nothing here knows which state belongs to which sequence: a step says for each of its sequences
+which state is read and which is written.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ UNIT_EPS = np.float32(1e-6)  # added to the square of the length of q and k
 
 
 class GroupStates:
-    """Zeroed states of the layers of a group, by their slots; they take memory as they are
-    written.
-    """
+    """Zeroed states of a group, by slots of layers; they take memory when they are written."""
 
     def __init__(self, group: CacheGroup) -> None:
         spec = group.spec
@@ -41,7 +40,7 @@ class GroupStates:
         return self.conv[slot, page].copy(), self.matrix[slot, page].copy()
 
     def write(self, slot: int, page: int, conv: F32, matrix: F32) -> None:
-        """Keep a state."""
+        """Store a state."""
         self.conv[slot, page], self.matrix[slot, page] = conv, matrix
 
 
@@ -71,7 +70,7 @@ def mix(
 
 
 def convolved(seen: F32, taps: F32) -> F32:
-    """y[T, C] of seen[taps - 1 + T, C]: each token with those before it, by taps[C, taps]."""
+    """y[T, C], the convolution of seen[taps - 1 + T, C] with taps[C, taps]."""
     n = taps.shape[1]
     stop = len(seen) - n + 1
     y = seen[:stop] * taps[:, 0]
@@ -81,8 +80,8 @@ def convolved(seen: F32, taps: F32) -> F32:
 
 
 def scan(u: F32, beta: F32, decay: F32, matrix: F32, d: GatedDeltaNet) -> tuple[F32, F32]:
-    """(o[T, Hv*S], the last M) of u[T, C], beta[T, Hv] and decay[T, Hv], from M[Hv, S, S] on; M is
-    multiplied with exp(decay).
+    """(o[T, Hv*S], the last M), for u[T, C], beta[T, Hv] and decay[T, Hv], starting from
+    M[Hv, S, S]; each token multiplies M by exp(decay).
     """
     q, k, v = (x.swapaxes(0, 1) for x in heads_of(u, d))
     o = np.empty_like(v)
@@ -95,7 +94,7 @@ def scan(u: F32, beta: F32, decay: F32, matrix: F32, d: GatedDeltaNet) -> tuple[
 
 
 def recur(q: F32, k: F32, v: F32, beta: F32, decay: F32, m: F32) -> tuple[F32, F32]:
-    """(o[Hv, T, S], the last M) of q, k, v[Hv, T, S] and beta, decay[Hv, T]: the definition."""
+    """(o[Hv, T, S], the last M), for q, k, v[Hv, T, S] and beta, decay[Hv, T], by definition."""
     o = np.empty_like(v)
     for t in range(v.shape[1]):
         m = m * np.exp(decay[:, t, None, None])
@@ -106,9 +105,12 @@ def recur(q: F32, k: F32, v: F32, beta: F32, decay: F32, m: F32) -> tuple[F32, F
 
 
 def scan_chunk(q: F32, k: F32, v: F32, beta: F32, decay: F32, m: F32) -> tuple[F32, F32]:
-    """The same at once. With e(t, j) the decay from token j to t, what the tokens change M by are
-    k d^T, where d solves d_t + beta_t sum_(j < t) e(t, j) (k_t k_j) d_j = beta_t (v_t - e(t, 0) M^T
-    k_t). Source: Yang et al. 2024, section 3.
+    """The same for all tokens at once. Let e(t, j) be the decay from token j to t. Token t changes
+    M by k_t d_t^T, where d solves
+
+        d_t + beta_t sum_(j < t) e(t, j) (k_t k_j) d_j = beta_t (v_t - e(t, 0) M^T k_t).
+
+    Source: Yang et al. 2024, section 3.
     """
     total = np.cumsum(decay.astype(np.float64), axis=1)
     ahead = np.triu(np.ones((k.shape[1], k.shape[1]), bool), 1)
@@ -123,7 +125,7 @@ def scan_chunk(q: F32, k: F32, v: F32, beta: F32, decay: F32, m: F32) -> tuple[F
 
 
 def unit_heads(u: F32, d: GatedDeltaNet) -> F32:
-    """u[T, C] with heads of q and k of length 1, and q over sqrt(S)."""
+    """u[T, C] with heads of q and k scaled to length 1, and q divided by sqrt(S)."""
     n, size = 2 * d.spec.n_k_head, d.spec.size
     heads = u[:, : n * size].reshape(len(u), n, size)
     heads = heads / np.sqrt(np.square(heads).sum(axis=-1, keepdims=True) + UNIT_EPS)
@@ -132,7 +134,7 @@ def unit_heads(u: F32, d: GatedDeltaNet) -> F32:
 
 
 def heads_of(u: F32, d: GatedDeltaNet) -> tuple[F32, F32, F32]:
-    """q, k and v [T, Hv, S]: q and k of the key head of each value head."""
+    """q, k and v, each [T, Hv, S]; q and k are those of the key head of each value head."""
     n_k, n_v = d.spec.n_k_head, d.spec.n_v_head
     heads = u.reshape(len(u), 2 * n_k + n_v, d.spec.size)
     of = np.arange(n_v)

@@ -1,5 +1,5 @@
-"""Norms, RoPE, softmax and activations in float32: formulas on arrays, which know no weights of a
-file, no pages and no step.
+"""Norms, RoPE, softmax and activations in float32: formulas on arrays, which know no files, no
+pages and no steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def normalised(x: F32, norm: Norm) -> F32:
 
 
 def added(x: F32, y: F32, post_norm: Norm | None, scale: float) -> F32:
-    """x[T, D] + post_norm(y) * scale: the end of each half of a layer."""
+    """x[T, D] + post_norm(y) * scale: the end of each mixer and of each feed-forward."""
     if post_norm is not None:
         y = normalised(y, post_norm)
     return x + (y if scale == 1 else y * np.float32(scale))
@@ -57,7 +57,7 @@ def sharpness(t: AttentionTemperature, positions: NDArray) -> F32:
 
 
 def softmax(scores: F32, sinks: F32 | None) -> F32:
-    """Over the last axis; a sink is one more score that only takes weight."""
+    """The softmax over the last axis; a sink is one more score, whose weight is dropped."""
     top = scores.max(axis=-1, keepdims=True)
     if sinks is not None:
         top = np.maximum(top, sinks)

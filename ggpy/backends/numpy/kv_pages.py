@@ -1,7 +1,7 @@
 """The KV cache in numpy: pages of numbers or blocks, encoded when written, decoded when read.
 
-This is what a type of the cache means: each position's head is quantised by itself, 32 elements
-along it at a time. Nothing here knows attention or sequences.
+This is the specification of the cache's types: the head of each position is quantised by itself, in
+blocks of 32 elements. Nothing here knows attention or sequences.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...formats.base import F32
 from .. import host
 from ..interface import PAGE_SIZE, CacheGroup, CacheShape, PagedKV, Recurrent
 
-HALF_LIMIT = 65504.0  # what is larger becomes this
+HALF_LIMIT = 65504.0  # larger values are clipped to this
 NORM = np.float32(32**-0.5)
 BLOCK_LIMIT = (
     65408.0  # and here this: so that codes times scales fit f16 (cuda/attention/kv_blocks.cuh)
@@ -86,9 +86,9 @@ class GroupPages:
 def spread(x: F32) -> F32:
     """Each 32 elements of heads x[..., E] times the Hadamard matrix over its norm.
 
-    It is its own inverse, and leaves products of heads as they are; but an element that is always
-    large, as some of keys are, no longer sets the scale of its 31 neighbours alone (QuaRot, arXiv
-    2404.00456; llama.cpp rotates heads so, too).
+    The matrix is its own inverse, and does not change dot products of heads. But some elements of
+    keys are always large; after the product they no longer set the scale of their 31 neighbours
+    alone (QuaRot, arXiv 2404.00456; llama.cpp does the same).
     """
     y = np.clip(x, -BLOCK_LIMIT, BLOCK_LIMIT).astype(np.float32)
     for step in (1, 2, 4, 8, 16):  # as cuda/attention/kv_blocks.cuh does, for the same bits
@@ -98,7 +98,7 @@ def spread(x: F32) -> F32:
 
 
 def resolved(spec: PagedKV) -> CacheTypes:
-    """The types that keys and values have here; ValueError where heads do not fit."""
+    """The types of keys and values in this backend; ValueError if heads do not fit them."""
     types = spec.types.resolved(IN_NUMPY)
     types.check_head(spec.key_size, spec.value_size)
     return types

@@ -1,6 +1,6 @@
 """Weights as matrices: float32, or blocks that are dequantised at each use.
 
-Multiplies, and looks rows up. Nothing here knows what a weight is for, or how much memory there is.
+They multiply and look up rows. Nothing here knows the role of a weight, or how much memory is free.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ ROUNDED = {"int8": by_name("I8"), "e4m3": by_name("F8_E4M3")}  # what activation
 
 
 class HostMatrix:
-    """A weight w[N, K], or X of them, w[X, N, K]: float32 if `array` is set, otherwise blocks.
+    """A weight w[N, K], or experts w[X, N, K]: float32 if `array` is set, otherwise blocks.
 
-    Both without the scale[N] of the rows, or the scale[X] of experts, if there is one.
+    Neither includes the scale[N] of rows, or the scale[X] of experts, if there is one.
     """
 
     def __init__(
@@ -87,7 +87,9 @@ class HostMatrix:
 
 
 def dequantized(tensor: Tensor) -> F32:
-    """All matrices of a tensor, by chunks of rows: dequantisers need several times their result."""
+    """All matrices of a tensor as float32, by chunks of rows, because dequantisers need several
+    times the memory of their result.
+    """
     out = np.empty(tensor.shape, np.float32)
     rows, data = out.reshape(-1, out.shape[-1]), tensor.data.reshape(-1, tensor.data.shape[-1])
     for chunk in row_chunks(*rows.shape):
@@ -104,7 +106,7 @@ def row_chunks(n_rows: int, columns: int) -> Iterator[slice]:
 
 
 def _whole_product(x: F32, w: F32) -> F32:
-    """x[T, K] w[K, N] of whole numbers of 8 bits, rounded once: the sums are exact before."""
+    """x[T, K] w[K, N] of 8-bit whole numbers; the sums are exact, and rounded once at the end."""
     total = np.zeros((len(x), w.shape[1]))
     for start in range(0, len(w), EXACT_COLUMNS):
         part = slice(start, start + EXACT_COLUMNS)

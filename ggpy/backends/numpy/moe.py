@@ -1,8 +1,8 @@
-"""Mixtures of experts in numpy: what a `MoE` layer computes.
+"""Mixtures of experts in numpy: the specification of a `MoE` layer.
 
-An expert's matrices are looked at only if a token chose it: where weights stay in blocks, no others
-are read or dequantised. Each expert multiplies all of its tokens at once, and what comes out is
-added token by token in the order of the choice.
+The matrices of an expert are used only if a token chose it, so blocks of other experts are not read
+or dequantised. Each expert multiplies all of its tokens at once; outputs are added token by token,
+in the order of the choice.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Ids = NDArray[np.int32]
 def feed_forward(
     x: F32, ffn: MoE, probe: Callable[[str, NDArray], None], of: F32 | None = None
 ) -> F32:
-    """x[T, D] + sum over the chosen experts, in their order, and the shared one, with n =
-    norm(of), or norm(x).
+    """x[T, D] + the sum over the chosen experts, in the order of the choice, and the shared one,
+    with n = norm(of), or norm(x).
     """
     of = x if of is None else of
     n = normalised(of, ffn.norm)
@@ -50,12 +50,12 @@ def feed_forward(
 
 
 def routed(x: F32, router: Router) -> F32:
-    """What a router with a norm of its own takes."""
+    """The input of a router that has its own norm."""
     return normalised(x, router.norm) * np.float32(router.norm_scale)
 
 
 def dense_output(x: F32, f: Dense) -> tuple[F32, F32]:
-    """(what a dense feed-forward adds to x[T, D], h[T, F])."""
+    """(y[T, D] that a dense feed-forward adds to x, h[T, F])."""
     found = []
     y = dense.feed_forward(np.zeros_like(x), f, lambda name, array: found.append(array), of=x)
     return y, found[0]
@@ -81,7 +81,7 @@ def route(n: F32, router: Router) -> tuple[Ids, F32]:
 
 
 def in_groups(choice: F32, n_group: int, n_used: int) -> F32:
-    """choice[T, X], -inf outside of the n_used groups whose two best have the largest sum."""
+    """choice[T, X], with -inf outside of the n_used groups whose two best have the largest sum."""
     if n_group == 1:
         return choice
     groups = choice.reshape(len(choice), n_group, -1)
@@ -94,7 +94,9 @@ def in_groups(choice: F32, n_group: int, n_used: int) -> F32:
 
 
 def hidden(n: F32, ids: Ids, e: Experts, weights: F32 | None = None) -> F32:
-    """h[T, J, F]: what meets w_down of each token's experts, which take n times weights[T, J]."""
+    """h[T, J, F], the input of w_down of each token's experts; their own input is n, or n times
+    weights[T, J].
+    """
     h = np.empty((*ids.shape, e.w_gate.tensor.shape[1]), np.float32)
     for expert, at in _chosen(ids):
         inputs = n[at[0]] if weights is None else n[at[0]] * weights[at][:, None]
@@ -104,7 +106,7 @@ def hidden(n: F32, ids: Ids, e: Experts, weights: F32 | None = None) -> F32:
 
 
 def down(h: F32, ids: Ids, e: Experts) -> F32:
-    """y[T, J, D] of each token's experts, without their weights."""
+    """The outputs y[T, J, D] of each token's experts, before the router's weights."""
     y = np.empty((*ids.shape, e.w_down.tensor.shape[1]), np.float32)
     for expert, at in _chosen(ids):
         y[at] = _affine(e.w_down, e.b_down, expert, h[at])
@@ -121,7 +123,7 @@ def shared_output(n: F32, shared: SharedExpert | None) -> tuple[F32, F32] | tupl
 
 
 def gated(activation: str, gate: F32, up: F32) -> F32:
-    """What a gate and the rows beside it become."""
+    """The function of gate and up; see Experts."""
     if activation != "swiglu_oai":
         return ACTIVATIONS[activation](gate) * up
     limit = np.float32(OAI_LIMIT)
@@ -136,7 +138,7 @@ def _affine(w: HostMatrix, bias: HostMatrix | None, expert: int, x: F32) -> F32:
 
 
 def _chosen(ids: Ids) -> Iterator[tuple[int, tuple[NDArray, NDArray]]]:
-    """Each expert that was chosen, and (tokens, places) where."""
+    """Yields each chosen expert, with (tokens, places in their choice)."""
     for expert in np.unique(ids):
         tokens, places = np.nonzero(ids == expert)
         yield int(expert), (tokens, places)

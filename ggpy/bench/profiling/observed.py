@@ -92,7 +92,7 @@ class ObservedDevice:
 
     @contextmanager
     def part_of(self, op: str) -> Iterator[None]:
-        """What is enqueued inside belongs to `op`."""
+        """A context in which all enqueued operations belong to `op`."""
         before, self._op = self._op, op
         try:
             yield

@@ -77,7 +77,7 @@ class Profile:
 
     @property
     def device_us(self) -> float:
-        """Of all parts."""
+        """The time of all parts on the device."""
         return sum(part.us for part in self.parts)
 
 
@@ -173,7 +173,7 @@ def _engine_step(run: Run) -> tuple[float, float]:
 
 
 def _last_step(loaded: Loaded, run: Run, observed: ObservedDevice) -> list[Operation]:
-    """What the last step of a repetition enqueues, until its tokens are read."""
+    """The operations that the last step of a repetition enqueues until its tokens are read."""
     decoder, left, observed.operations = loaded.decoder, run.test.n_gen, []
     real = decoder.run
 
@@ -239,5 +239,5 @@ def _limit_us(loaded: Loaded, test: Test) -> float | None:
 
 
 def _position(test: Test) -> int:
-    """Of the last step's tokens."""
+    """The position of the last step's tokens."""
     return test.n_depth + test.n_gen - 1

@@ -98,7 +98,7 @@ class LoadClient:
         return run
 
     async def _by_streams(self, requests: Sequence[LoadRequest]) -> None:
-        """As many at a time as the plan says."""
+        """Send the requests, as many at a time as the plan says."""
         left = iter(requests)
 
         async def stream() -> None:

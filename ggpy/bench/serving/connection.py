@@ -117,7 +117,7 @@ class ConnectionPool:
         self._tls = ssl.create_default_context() if target.is_tls else None
 
     async def exchange(self, message: bytes, sink: Sink) -> ResponseReader:
-        """As LoadConnection's, on a connection that waits or else on a new one. OSError."""
+        """Like LoadConnection.exchange, on an idle connection if there is one. OSError."""
         while self._idle:
             connection = self._idle.pop()
             try:

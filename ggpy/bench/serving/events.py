@@ -26,7 +26,7 @@ class EventReader:
         return [found for event in whole if (found := _data(event)) is not None]
 
     def end(self) -> list[bytes]:
-        """The last event, of a server that leaves out the blank line behind it."""
+        """The last event, of a server that leaves out the blank line after it."""
         return self.feed(b"\n\n")
 
 

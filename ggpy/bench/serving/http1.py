@@ -69,7 +69,7 @@ class ResponseReader:
         self.is_done = False
         self.n_bytes = 0  # that came
         self._buffer = b""
-        self._left: int | None = None  # bytes of the body, or of a chunk and the CRLF behind it
+        self._left: int | None = None  # bytes of the body, or of a chunk and the CRLF after it
         self._is_chunked = self._in_trailer = False
 
     @property
@@ -164,7 +164,7 @@ class ResponseReader:
         return b"".join(found)
 
     def _size(self, line: bytes) -> None:
-        """Take the line before a chunk, or one behind the last."""
+        """Take the line before a chunk, or one after the last."""
         if self._in_trailer:
             self.is_done = not line
             return

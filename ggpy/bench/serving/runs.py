@@ -31,7 +31,7 @@ class TokenizerMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class LoadTest:
-    """What is measured: n requests after n_warmup that do not count."""
+    """A measurement: n requests after n_warmup requests that do not count."""
 
     target: LoadTarget
     plan: LoadPlan

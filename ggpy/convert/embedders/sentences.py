@@ -30,7 +30,7 @@ FIRST_DENSE, MAX_DENSE = 2, 2  # files have dense_2 and dense_3
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """The steps behind the model: settings below the architecture's name, and matrices."""
+    """The steps after the model: settings below the architecture's name, and matrices."""
 
     metadata: Metadata
     dense: dict[str, Gathered]  # by names of the file, each [rows, columns]

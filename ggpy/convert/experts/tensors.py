@@ -46,7 +46,7 @@ class Stacked:
 
     @property
     def shard(self) -> Shard:
-        """Where the first one is."""
+        """The shard of the first part."""
         return self.parts[0].shard
 
     @property
@@ -88,7 +88,7 @@ class _OfWhole:
 
     @property
     def shard(self) -> Shard:
-        """Where it is."""
+        """The shard of the whole tensor."""
         return self.whole.shard
 
     @property
@@ -133,7 +133,7 @@ class SingleRow(_OfWhole):
 
     @property
     def name(self) -> str:
-        """That of the matrix."""
+        """The name of the matrix."""
         return self.whole.name
 
     @property
@@ -169,7 +169,7 @@ class Microscaled:
 
     @property
     def shard(self) -> Shard:
-        """Where the codes are."""
+        """The shard of the codes."""
         return self.codes.shard
 
     @property

@@ -124,7 +124,7 @@ class RopeArgs(ctypes.Structure):
 
 
 class UnusualHeads(ctypes.Structure):
-    """What few models do to their heads, for rope_kv_unusual.
+    """Rare operations on heads, for rope_kv_unusual.
 
     norm_last: norms of q and k follow RoPE. centred: they are layer norms. by_head: their weights
     are [H, E] and [G, E]. q at position p is multiplied by 1 + growth * ln(1 + (p + offset) //
@@ -170,10 +170,11 @@ class AttentionMetadata:
 
 @dataclass(frozen=True)
 class Rotation:
-    """What a layer does to its heads: bias of q, k, v; norms of q, k; rotation of n_pairs pairs.
+    """The operations on a layer's heads: biases of q, k, v; norms of q, k; rotation of n_pairs
+    pairs.
 
-    value_eps: of a norm of v without weights, None for no norm. shared: there is only q; another
-    layer of the step has written k and v. `unusual` heads take a kernel of their own.
+    value_eps: of a norm of v without weights; None for no norm. shared: there is only q, because
+    another layer of the step has written k and v. `unusual` heads take a separate kernel.
     """
 
     angles: Address
@@ -189,13 +190,13 @@ class Rotation:
 
     @property
     def defines(self) -> dict[str, int]:
-        """Macros of the kernels that do more, or less, than usual."""
+        """Macros for norms of v, and for layers without k and v."""
         found = {"VALUE_NORM": self.value_eps is not None, "SHARED_KV": self.shared}
         return {name: 1 for name, there in found.items() if there}
 
     @property
     def is_usual(self) -> bool:
-        """Whether there are q, k and v without a norm: what epilogues of GEMMs rotate."""
+        """Whether there are q, k and v without norms, which epilogues of GEMMs can rotate."""
         return not self.defines and not any(n is not None for n in self.norm)
 
 

@@ -1,5 +1,5 @@
-"""What GEMM launches on Hopper share: which GPUs support them, the shape of a CTA, the parameters
-of a tile schedule, and the split-K workspace (cuda/gemm/tile_scheduler.cuh).
+"""Common parts of GEMM launches on Hopper: which GPUs support them, the shape of a CTA, the
+parameters of a tile schedule, and the split-K workspace (cuda/gemm/tile_scheduler.cuh).
 """
 
 from __future__ import annotations

@@ -51,8 +51,9 @@ ASSERTS = struct_asserts(ExpertGemvArgs)
 
 @dataclass(frozen=True)
 class ExpertAddends:
-    """What SUM adds beside products: bias[n_expert, rows], shared[T, rows] times strength[T], and
-    the f32 weights [T, n_used] of products and biases, unless the kernel chooses.
+    """Operands of the epilogue SUM, which adds bias[n_expert, rows] and shared[T, rows] times
+    strength[T] to products, and the f32 weights [T, n_used] of products and biases, unless the
+    kernel chooses experts itself.
     """
 
     weights: Address | None = None
@@ -79,7 +80,7 @@ def cluster_of(tile_rows: int, n_sms: int) -> int:
     """CTAs that share a tile row of a SUM: two, if SMs then have more equal work."""
 
     def work(ctas: int) -> float:
-        """Of the SM that has most, 1 if all SMs have the same."""
+        """The work of the busiest SM; 1 if all SMs have the same work."""
         return -(-ctas // n_sms) * n_sms / ctas
 
     return 2 if MORE_EQUAL * work(2 * tile_rows) < work(tile_rows) else 1

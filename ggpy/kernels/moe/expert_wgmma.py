@@ -43,8 +43,8 @@ ASSERTS = struct_asserts(ExpertWgmmaArgs)
 
 @dataclass(frozen=True)
 class GatedOutput:
-    """What a GLU makes of gate and up: their biases, f32 [n_expert, rows], the activation, and the
-    packed order of its output.
+    """The output of a GLU: its packed order, the activation, and the biases f32 [n_expert, rows] of
+    gate and up.
     """
 
     order: int

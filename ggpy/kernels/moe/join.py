@@ -28,8 +28,8 @@ ASSERTS = struct_asserts(JoinArgs)
 
 @dataclass(frozen=True)
 class Beside:
-    """What `Join` adds up: f32 dense[T, k], and y[T * n_used, k] of the chosen experts with f32
-    weights [T * n_used], and int row_of[T * n_used] of a sorted step.
+    """Operands of `Join`: f32 dense[T, k]; f32 y[T * n_used, k] of the chosen experts, with f32
+    weights [T * n_used]; and int row_of[T * n_used] in a sorted step.
     """
 
     dense: Address

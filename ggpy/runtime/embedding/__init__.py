@@ -1,11 +1,11 @@
-"""Embeddings: a vector of length 1 for each text, of what a decoder makes of its tokens.
+"""Embeddings: a vector of length 1 for each text, made from the hidden states of its tokens.
 
-The hidden states behind the last layer are normalised as before the head, pooled over the tokens,
-multiplied with the matrices that some models have for this, and divided by their length, so that
-the dot product of two embeddings is the cosine of their angle.
-Nothing here knows texts, or what embeddings are compared for.
+The hidden states after the last layer go through the final norm and are pooled over the tokens. The
+result is multiplied with the dense matrices that some models have, and divided by its length, so
+that the dot product of two embeddings is the cosine of their angle.
+Nothing here knows texts, or why embeddings are compared.
 
-Letters: N prompts, T tokens of a step, R of them that are pooled, D width.
+Letters: N prompts, T tokens of a step, R tokens of a step that are pooled, D width.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 F64 = NDArray[np.float64]
 Pooling = Literal["mean", "last", "cls"]
 
-# Which hidden states the mean is of.
+# The positions that each kind of pooling takes the mean of, in a prompt of n tokens.
 POOLED: dict[Pooling, Wanted] = {"mean": range, "last": last_token, "cls": lambda n: range(1)}
 
 # gguf.PoolingType; a reranker's classifier looks at the last token.
@@ -36,7 +36,9 @@ RANK = 4
 
 
 def pooling_type(metadata: Mapping[str, Any]) -> int:
-    """The file's <architecture>.pooling_type, 0 where it has none; ValueError for no number."""
+    """The file's <architecture>.pooling_type; 0 if the file does not say. ValueError for a value
+    that is unknown.
+    """
     key = f"{metadata.get('general.architecture')}.pooling_type"
     value = metadata.get(key, 0)
     if not isinstance(value, int) or value not in POOLING_TYPES:
@@ -45,10 +47,10 @@ def pooling_type(metadata: Mapping[str, Any]) -> int:
 
 
 def pooling_of(metadata: Mapping[str, Any]) -> Pooling:
-    """The pooling that a file asks for.
+    """The pooling that a file asks for, "last" if it asks for none.
 
-    Where it asks for none it is "last": each token of a decoder sees only the tokens before it, so
-    the last one alone sees the whole text, and the mean is mostly of tokens that saw little.
+    A token of a decoder sees only the tokens before it. Only the last token sees the whole text;
+    most tokens in a mean have seen little of it.
     """
     return POOLING_TYPES[pooling_type(metadata)]
 
@@ -56,7 +58,7 @@ def pooling_of(metadata: Mapping[str, Any]) -> Pooling:
 def embed(engine: Engine, prompts: Sequence[Sequence[int]], pooling: Pooling) -> F32:
     """The embeddings [N, D] of N prompts, in order, each of length 1.
 
-    Errors: see `pooled`; ValueError for a hidden state that is 0 too.
+    Errors: see `pooled`; also ValueError for a hidden state that is 0.
     """
     return _unit(pooled(engine, prompts, pooling))
 
@@ -64,11 +66,16 @@ def embed(engine: Engine, prompts: Sequence[Sequence[int]], pooling: Pooling) ->
 def pooled(engine: Engine, prompts: Sequence[Sequence[int]], pooling: Pooling) -> F64:
     """The pooled hidden states [N, D] of N prompts, in order, times the model's dense matrices.
 
-    They are evaluated apart from the engine's sequences, between their steps, for any thread.
-    pooling: "mean" of all tokens, the "last" one, or the first one ("cls"). ValueError for another
-    pooling, for a prompt without tokens or with one outside the vocabulary, and for a hidden state
-    that is NaN or infinite; ContextOverflow, a ValueError, for a prompt that is longer than the
-    context; RuntimeError after `close`.
+    The prompts are evaluated between the steps of the engine's sequences. Any thread may call this.
+    pooling: the mean of all tokens ("mean"), the last token ("last"), or the first ("cls").
+
+    | error | for |
+    |---|---|
+    | ValueError | another pooling |
+    | ValueError | a prompt that is empty, or has a token outside the vocabulary |
+    | ValueError | a hidden state that is NaN or infinite |
+    | ContextOverflow, a ValueError | a prompt that is longer than the context |
+    | RuntimeError | a call after `close` |
     """
     if pooling not in POOLED:
         known = ", ".join(get_args(Pooling))
@@ -79,8 +86,8 @@ def pooled(engine: Engine, prompts: Sequence[Sequence[int]], pooling: Pooling) -
 
 
 def token_states(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[F64]:
-    """The normalised hidden states [T, D] of all tokens of each prompt, which are not pooled, times
-    the model's dense matrices. Errors: see `pooled`.
+    """The normalised hidden states [T, D] of each prompt, one row for each token, times the model's
+    dense matrices. Errors: see `pooled`.
     """
     checked, norm = checked_prompts(engine, prompts), engine.decoder.final_norm
     parts: list[list[F32]] = [[] for _ in checked]
@@ -92,8 +99,13 @@ def token_states(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[F64]:
 
 
 def scaled(x: F64, norm: int) -> F32:
-    """x[N, D] divided by the p-norm of each row, for norm = p; 0: by what makes the largest value
-    32760, the range of 16-bit integers; -1: as it is. Rows of 0 stay. These are llama.cpp's.
+    """x[N, D], each row scaled as llama.cpp does; rows of 0 stay.
+
+    | norm | a row is |
+    |---|---|
+    | -1 | left as it is |
+    | 0 | scaled so that its largest absolute value is 32760, to fit in 16 bits |
+    | p > 0 | divided by its p-norm |
     """
     if norm < 0:
         return x.astype(np.float32)
@@ -115,14 +127,14 @@ def sums(engine: Engine, prompts: Sequence[Ids], wanted: Wanted) -> F64:
     def take(i: int, x: F32) -> None:
         total[i] += normalised(x, norm).sum(axis=0, dtype=np.float64)
 
-    with np.errstate(all="ignore"):  # whether they are finite is looked at in the end
+    with np.errstate(all="ignore"):  # _check_finite looks for NaN and infinity below
         evaluate(engine, prompts, wanted, _hidden(engine), take)
     _check_finite(np.isfinite(total).all(axis=1))
     return total
 
 
 def _check_finite(good: Any) -> None:
-    """good[N]: of each prompt."""
+    """ValueError for the first prompt that is not finite. good[N]: whether each prompt is."""
     for i in np.flatnonzero(~good):
         raise ValueError(
             f"prompt {i} of the list: its hidden state is NaN or infinite; "
@@ -131,14 +143,14 @@ def _check_finite(good: Any) -> None:
 
 
 def _projected(engine: Engine, x: F64) -> F64:
-    """x[N, D] through the model's dense matrices, if it has some."""
+    """x[N, D] times the model's dense matrices, if it has any."""
     for matrix in engine.decoder.dense:
         x = x @ matrix.T.astype(np.float64)
     return x
 
 
 def _hidden(engine: Engine) -> Run:
-    """Returns a function that runs a step, and returns the hidden states x[R, D] of its rows."""
+    """Returns a function that runs a step and returns the hidden states x[R, D] of step.rows."""
 
     def run(step: Step) -> F32:
         x: F32 = engine.ops.read(engine.decoder.hidden(step))
@@ -148,7 +160,7 @@ def _hidden(engine: Engine) -> Run:
 
 
 def _unit(x: F64) -> F32:
-    """x[N, D] / |x|; ValueError for 0."""
+    """x[N, D] with rows of length 1; ValueError for a row of 0."""
     length = np.sqrt(np.square(x).sum(axis=1, keepdims=True))
     for i in np.flatnonzero(length == 0):
         raise ValueError(f"prompt {i} of the list: its hidden state is 0, which has no direction")

@@ -1,8 +1,8 @@
-"""Prompts that are evaluated for what a model makes of them, apart from sequences that answer.
+"""Evaluates prompts for their hidden states or logits, apart from sequences that generate text.
 
-Several prompts are one ragged step, a long one is several steps, in pages of their own that are
-given back. A group of prompts is evaluated between two steps of the engine, so that its sequences
-wait for one group at a time. Nothing here knows what becomes of the outputs.
+Several short prompts form one ragged step; a long prompt takes several steps. Prompts have pages of
+their own, which are given back. A group of prompts is evaluated between two steps of the engine, so
+that its sequences wait for one group at a time. Nothing here knows what the outputs are used for.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 F32 = NDArray[np.float32]
 Ids = list[int]
-Wanted = Callable[[int], range]  # positions whose outputs are wanted, of a prompt of n tokens
-Run = Callable[[Step], F32]  # y[R, ...] of step.rows
-Take = Callable[[int, F32], None]  # is given y[k, ...] of the k rows that a step has of prompt i
+Wanted = Callable[[int], range]  # the positions of a prompt of n tokens whose outputs are wanted
+Run = Callable[[Step], F32]  # returns the outputs y[R, ...] of step.rows
+Take = Callable[[int, F32], None]  # gets i and y[k, ...], the outputs of a step for prompt i
 MakeRoom = Callable[[int], SequencePages]
 
 
 def checked_prompts(engine: Engine, prompts: Sequence[Any], name: str = "prompt") -> list[Ids]:
-    """The ids of each prompt as lists; ValueError, which has the name and the index of the first
-    that is empty, longer than the context, or than a step that has to hold it, or has an id
+    """The ids of each prompt as a list. ValueError, with `name` and the index, for the first prompt
+    that is empty, is longer than the context or than the one step that has to hold it, or has an id
     outside the vocabulary.
     """
     checked = []
@@ -53,9 +53,10 @@ def last_token(n: int) -> range:
 
 
 def evaluate(engine: Engine, prompts: Sequence[Ids], wanted: Wanted, run: Run, take: Take) -> None:
-    """Calls take(i, y) for each prompt i, in order of positions, until all wanted ones are taken.
+    """Calls take(i, y) for each step and each prompt i in it, in the order of positions, until all
+    wanted outputs were taken.
 
-    prompts: checked. RuntimeError after `close` of the engine; errors of the device.
+    prompts: from `checked_prompts`. RuntimeError after `close` of the engine; errors of the device.
     """
     first = 0
     while first < len(prompts):
@@ -65,7 +66,7 @@ def evaluate(engine: Engine, prompts: Sequence[Ids], wanted: Wanted, run: Run, t
 
 
 class PromptGroup:
-    """The prompts from `first` on: as many as a step and the free pages hold, but one at least."""
+    """The prompts from `first` on, as many as fit in a step and in the free pages, at least one."""
 
     def __init__(
         self, engine: Engine, prompts: Sequence[Ids], first: int, wanted: Wanted, run: Run
@@ -76,11 +77,11 @@ class PromptGroup:
         self._finite: set[int] = set()  # prompts whose pages hold nothing but finite numbers
 
     def evaluate(self, take: Take, make_room: MakeRoom) -> None:
-        """Calls take(i, y) for the prompts of the group, which are len(pages)."""
+        """Calls take(i, y) for the prompts of the group; there are len(self.pages) of them."""
         n_batch = self._engine.n_batch
         try:
             self._take_pages(make_room)
-            for start in range(0, len(self._prompts[0]), n_batch):  # several, if it is alone
+            for start in range(0, len(self._prompts[0]), n_batch):  # a long prompt is alone
                 self._step(start, start + n_batch, take)
         finally:
             for i, pages in enumerate(self.pages):
@@ -119,13 +120,15 @@ class PromptGroup:
             take(self._first + i, part)
 
     def _rows(self, n: int, start: int, stop: int) -> NDArray[np.int32]:
-        """Which tokens are wanted of the chunk start:stop of a prompt of n tokens."""
+        """The wanted tokens of a prompt of n tokens in its chunk start:stop, as indices from
+        start.
+        """
         wanted = self._wanted(n)
         first = max(wanted.start, start)
         return np.arange(first, max(first, min(wanted.stop, stop)), dtype=np.int32) - start
 
     def _judge(self, i: int, stop: int, y: F32) -> None:
-        """A prompt is finite if its last token is, which sees all others."""
+        """Note a prompt as finite if its last token is, because that token sees all others."""
         n = len(self._prompts[i])
         if stop >= n == self._wanted(n).stop and np.isfinite(y[-1]).all():
             self._finite.add(i)

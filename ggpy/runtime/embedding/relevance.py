@@ -1,8 +1,8 @@
-"""Relevance: how well documents answer a query, as a reranker sees it.
+"""Relevance: how well documents answer a query, scored by a reranker.
 
-A reranker reads the query and one document in a fixed prompt. Then its classifier scores the hidden
-state of the last token, or, in files without one, the model's logits of "yes" and "no" do. Nothing
-here knows who asks, or in which order documents are returned.
+A reranker reads the query and one document in a fixed prompt. Its classifier then scores the hidden
+state of the last token; in a file without a classifier, the logits of "yes" and "no" give the
+score. Nothing here knows who asks, or in which order documents are returned.
 
 Letters: D width, C classes.
 """
@@ -38,15 +38,15 @@ YES, NO = "yes", "no"
 
 
 class Encoder(Protocol):
-    """What relevance needs of a tokenizer."""
+    """The part of a tokenizer that relevance needs."""
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> Ids:
-        """Ids of a text."""
+        """The ids of a text."""
 
 
 def can_rank(engine: Engine, metadata: Mapping[str, Any]) -> bool:
-    """Whether the model is a reranker: it has a classifier, or its file says so by its pooling
-    type, its name, or a prompt for ranking.
+    """Whether the model is a reranker: it has a classifier, or its file has a reranker's pooling
+    type, name, or prompt.
     """
     names = [metadata.get(f"general.{key}") for key in ("name", "basename")]
     return (
@@ -66,7 +66,7 @@ def relevance(
 ) -> list[float]:
     """The relevance of each document to the query, 0 to 1, in the order of the documents.
 
-    Errors: of `document_prompts` and of `ranked`.
+    Errors: see `document_prompts` and `ranked`.
     """
     prompts = document_prompts(engine, tokenizer, metadata, query, documents)
     return ranked(engine, tokenizer, metadata, prompts)
@@ -81,9 +81,9 @@ def document_prompts(
 ) -> list[Ids]:
     """The prompt of the query with each document.
 
-    The query and the documents are text: special tokens in them are not read. ValueError for a
-    model that is no reranker; ContextOverflow, a ValueError, for a document that does not fit in
-    the context with the query and the prompt.
+    The query and the documents are plain text: special tokens in them are not parsed. ValueError
+    for a model that is no reranker; ContextOverflow, a ValueError, for a document that does not fit
+    in the context together with the query and the prompt.
     """
     if not can_rank(engine, metadata):
         raise ValueError(
@@ -102,10 +102,10 @@ def ranked(
     prompts: Sequence[Ids],
     first: int = 0,
 ) -> list[float]:
-    """The probability of "yes" after each of some prompts that were made by `document_prompts`.
+    """The relevance, 0 to 1, for each of the prompts, which `document_prompts` made.
 
-    For any thread, like `embedding.embed`. first: which document the first prompt is of, as errors
-    name it. ValueError for logits that are NaN; RuntimeError after `close`.
+    Any thread may call this. first: the index of the first prompt's document, for error messages.
+    ValueError for a score that is NaN or infinite; RuntimeError after `close`.
     """
     classifier = engine.decoder.classifier
     if classifier is None:
@@ -118,7 +118,7 @@ def ranked(
 def prompt_ids(tokenizer: Encoder, template: str, query: str, document: str) -> Ids:
     """The prompt of a query and a document; ValueError for a template without a place for either.
 
-    Special tokens are read in the template only, up to the line of the query, and behind the
+    Special tokens are parsed only in the template, before the line of the query and after the
     document.
     """
     start, end = template.find(QUERY), template.find(DOCUMENT)
@@ -137,7 +137,9 @@ def prompt_ids(tokenizer: Encoder, template: str, query: str, document: str) -> 
 
 
 def _classified(engine: Engine, classifier: F32, yes: int, prompts: Sequence[Ids]) -> F32:
-    """The probability of a class, of classifier[C, D]; a single class is against a score of 0."""
+    """The probability of class `yes` by classifier[C, D]. A single class is compared with a score
+    of 0.
+    """
     x = sums(engine, prompts, last_token)
     scores = (x @ classifier.T).astype(np.float32)
     if len(classifier) == 1:
@@ -146,13 +148,15 @@ def _classified(engine: Engine, classifier: F32, yes: int, prompts: Sequence[Ids
 
 
 def _yes_class(metadata: Mapping[str, Any]) -> int:
-    """Which class says that a document is relevant: the one that is called "yes", or the first."""
+    """The index of the class of relevant documents: the class with the label "yes", or the
+    first.
+    """
     labels = metadata.get(f"{metadata.get('general.architecture')}.classifier.output_labels", [])
     return labels.index(YES) if YES in labels else 0
 
 
 def _yes_and_no(engine: Engine, tokenizer: Encoder, prompts: Sequence[Ids]) -> F32:
-    """The probability of "yes" where the alternative is "no"."""
+    """The probability of "yes" where "no" is the only alternative."""
     ids = [_single(tokenizer, text) for text in (YES, NO)]
     scores = np.zeros((len(prompts), 2), np.float32)
 
@@ -169,7 +173,7 @@ def _yes_and_no(engine: Engine, tokenizer: Encoder, prompts: Sequence[Ids]) -> F
 
 
 def _single(tokenizer: Encoder, text: str) -> int:
-    """The token that is a text."""
+    """The one token that encodes a text; ValueError if there are more."""
     ids = tokenizer.encode(text, False)
     if len(ids) != 1:
         raise ValueError(f"{text!r} is {len(ids)} tokens of this model: it cannot rank documents")

@@ -91,7 +91,7 @@ def test_layers_that_numpy_computes_are_said_once(tiny_path: Callable[[str], Pat
 
 
 def test_embeddings_are_the_references(tiny_path: Callable[[str], Path]) -> None:
-    """Tokens see those behind them too."""
+    """Tokens see later ones, too."""
     path, texts = tiny_path(EMBEDS), [IDS[:3], IDS[:7], IDS]
     expected = opened(path, Reference(1)).embed(texts)
     model = opened(path, Cpu(1, activations="f32"))
@@ -126,7 +126,7 @@ def test_types_of_the_cache(tiny_path: Callable[[str], Path], k: str, v: str) ->
 def test_numpy_and_kernels_in_turn_generate_the_references_text(
     tiny_path: Callable[[str], Path],
 ) -> None:
-    """numpy computes attention with this type of the cache, behind jobs that wait."""
+    """numpy computes attention with this type of the cache, after jobs that wait."""
     types = {"cache_type_k": "q4_0", "cache_type_v": "q4_0"}
     models = [
         opened(tiny_path("qwen3"), o, **types) for o in (Reference(1), Cpu(2, activations="f32"))
@@ -135,7 +135,7 @@ def test_numpy_and_kernels_in_turn_generate_the_references_text(
 
 
 def test_whoever_looks_at_x_sees_it_computed() -> None:
-    """In the middle of a step whose jobs are kept, and behind it."""
+    """In the middle of a step whose jobs are kept, and after it."""
     decoder = random_decoder(Cpu(2))
     ops, layers = decoder.ops, decoder.layers
     step = Step(*np.array([[7], [0], [0]], np.int32), *ONE_PAGE)

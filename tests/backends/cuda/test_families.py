@@ -1,5 +1,5 @@
 """Layers of rarer kinds against the reference: layer norms, halves in parallel, biases before
-norms, norms behind RoPE, queries that grow, attention in chunks.
+norms, norms after RoPE, queries that grow, attention in chunks.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def logits(ops, path) -> np.ndarray:
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 def test_a_model(emulator, monkeypatch, tiny_path, architecture):
-    """Every product of the prompt, with caps and norms behind them; in pieces; none of decode."""
+    """Every product of the prompt, with caps and norms after them; in pieces; none of decode."""
     made = []
     monkeypatch.setattr(weights_f16, "SCRATCH", 1 << 14)
     monkeypatch.setattr(gemm, "Cublas", lambda device: (made.append(InNumpy(device)), made[0])[1])

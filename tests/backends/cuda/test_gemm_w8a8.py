@@ -20,8 +20,8 @@ from ggpy.gguf import File, Tensor
 from ggpy.kernels.w8a8.w8a8_prefill import runs_on
 
 KINDS = ("int8", "e4m3")
-# Normalised mean square error of logits. Keys and values that are halves send some codes of what
-# comes behind them to a neighbour; a token that sees none but its own has nearly the same bits.
+# Normalised mean square error of logits. Keys and values in f16 move some codes of later
+# activations to a neighbour; a token that sees only itself has nearly the same bits.
 TOLERANCE, ALONE = {"int8": 2e-3, "e4m3": 1e-2}, 1e-9
 
 

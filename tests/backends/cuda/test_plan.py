@@ -138,7 +138,7 @@ def test_an_unknown_architecture() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"norm_whole": True, "norm_after_rope": True}, "norms of all heads behind RoPE"),
+        ({"norm_whole": True, "norm_after_rope": True}, "norms of all heads after RoPE"),
         ({"k_norm": Norm(None, 1e-5, bias=1)}, "norms of heads with a bias"),
     ],
 )

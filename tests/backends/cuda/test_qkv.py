@@ -72,7 +72,7 @@ def test_not_where_bits_must_not_depend_on_the_batch() -> None:
 def test_the_bits_are_the_same(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, name: str, n: int, style: str
 ) -> None:
-    """As with a kernel of its own; of a prompt, its second part, and tokens behind it."""
+    """As with a kernel of its own; of a prompt, its second part, and tokens after it."""
     if not has_wgmma(gpu.arch):
         pytest.skip("this GPU has no wgmma")
     found = []

@@ -18,7 +18,7 @@ from ggpy.backends.numpy.backend import Reference
 @pytest.mark.parametrize(
     ("n", "types", "apart"),
     [
-        (1, {}, 1),  # behind the last layer
+        (1, {}, 1),  # after the last layer
         (2, {}, 1),
         (3, {}, 2 * LAYERS),
         (1, {"attn_v": "Q6_K", "ffn_up": "Q4_0"}, 1),
@@ -50,15 +50,15 @@ def test_the_bits_are_the_same(machine: Any, monkeypatch: pytest.MonkeyPatch, n:
         assert np.array_equal(a, b) and np.isfinite(a).all()
 
 
-@pytest.mark.parametrize(("n", "behind"), [(1, 1), (3, 2 * LAYERS), (32, 2 * LAYERS)])
-def test_norms_of_all_heads_have_kernels_of_their_own(n: int, behind: int) -> None:
-    """Two in each layer, beside those behind the halves that no product computes."""
+@pytest.mark.parametrize(("n", "post_norms"), [(1, 1), (3, 2 * LAYERS), (32, 2 * LAYERS)])
+def test_norms_of_all_heads_have_kernels_of_their_own(n: int, post_norms: int) -> None:
+    """Two in each layer, besides post-norms that no product computes."""
     device = LaunchesOnHopper()
     ops = Cuda(device)
     decoder = random_decoder(ops, variation=BEHIND)
     ops.run(decode_step(n), decoder.forward)
     norms = device.times("add_rms_norm") + device.times("add_rms_norm_rows")
-    assert norms == 2 * LAYERS + behind
+    assert norms == 2 * LAYERS + post_norms
     assert device.times("rope_kv") + device.times("rope_kv_whole") == LAYERS
 
 

@@ -77,7 +77,7 @@ MIXERS = {
         **{"q_norm": Norm(random(H * E) + 2, 1e-6), "k_norm": Norm(random(G * E) + 1, 0.1)},
         "norm_whole": True,
     },
-    "norms behind rope": {
+    "norms after rope": {
         **{"q_norm": Norm(random(E) + 2, 1e-6), "k_norm": Norm(random(E, seed=1), 0.1)},
         "norm_after_rope": True,
     },

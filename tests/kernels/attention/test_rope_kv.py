@@ -163,10 +163,10 @@ def test_queries_alone(machine):
         UnusualHeads(centred=1, by_head=1, length=1),
         UnusualHeads(norm_last=1, centred=1, length=7, offset=1, growth=0.5),
     ],
-    ids=["behind RoPE", "layer norms", "all"],
+    ids=["after RoPE", "layer norms", "all"],
 )
 def test_unusual_heads(machine, u, neox, e):
-    """Norms of q [H, E] and k [G, E] behind RoPE, layer norms, queries that grow."""
+    """Norms of q [H, E] and k [G, E] after RoPE, layer norms, queries that grow."""
     norm = [random(*((n, e) if u.by_head else (e,)), seed=6) + 2 for n in (4, 2)]
     bias = [random(n * e, seed=7) + 1 for n in (4, 2, 2)]
     turn = Turn(frequencies(16), neox, 1.3, bias, norm, unusual=u)

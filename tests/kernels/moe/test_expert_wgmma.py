@@ -79,7 +79,7 @@ def multiply(
     if glu is None:
         return out.read(np.float32, (n, rows))[row_of]
     h = unpacked(out.read(np.float16, (out.nbytes // 2,)), n, rows, glu.order)[row_of]
-    assert not h[:, rows:].any(), "columns behind the last one are 0"
+    assert not h[:, rows:].any(), "columns after the last one are 0"
     return h[:, :rows].astype(np.float32)
 
 

@@ -25,7 +25,7 @@ def check(device, rows, x):
     n, k = x.shape
     assert np.array_equal(scales, expected_scales)
     assert np.array_equal(codes[:n, :k], expected)
-    assert not codes[n:].any() and not codes[:, k:].any(), "what lies behind is 0"
+    assert not codes[n:].any() and not codes[:, k:].any(), "what follows is 0"
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -82,7 +82,7 @@ def write_modules(folder: Path, pooling: str, dense: list[np.ndarray]) -> None:
 
 
 def end_with(folder: Path, text: str) -> None:
-    """Put a token behind each text, as the post-processor says."""
+    """Put a token after each text, as the post-processor says."""
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())
     id = next(x["id"] for x in content["added_tokens"] if x["content"] == text)

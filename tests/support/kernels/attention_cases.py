@@ -317,7 +317,7 @@ def attention(
     """float64 o[T, H, E] of one sequence's q[T, H, E] at positions, keys and values [n, G, E].
 
     chunked: the window is a chunk, whose first position is a multiple of it. both_sides: half of
-    the window is before a token, and half behind it; no window: a token sees all positions.
+    the window is before a token, and half after it; no window: a token sees all positions.
     """
     q, keys, values = (x.astype(np.float64) for x in (q, keys, values))
     share = q.shape[1] // keys.shape[1]

@@ -46,7 +46,7 @@ def multiply(
     product.launch(weights, operand, [out.buffer for out in outs], n, order=order, **options)
     if order:
         y = unpacked(outs[0].read(dtype, (sizes[0] // 2,)), n, rows[0], order)
-        assert not y[:n, rows[0] :].any(), "columns behind the last one are 0"
+        assert not y[:n, rows[0] :].any(), "columns after the last one are 0"
         return [y[:n, : rows[0]].astype(np.float32)]
     return [out.read(dtype, (n, r)).astype(np.float32) for out, r in zip(outs, rows, strict=True)]
 

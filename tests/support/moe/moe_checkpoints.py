@@ -204,7 +204,7 @@ def moe_shapes_of(name: str) -> dict[str, tuple[int, ...]]:
 
 
 def _layer(name: str, i: int) -> dict[str, tuple[int, ...]]:
-    """Of layer i, or of the block behind the last."""
+    """Of layer i, or of the block after the last."""
     config = config_of(MOE_KINDS[name])
     size = config.get("head_dim", D // H)
     q, kv = H * size, config["num_key_value_heads"] * size
@@ -312,7 +312,7 @@ def _dense(at: str = "mlp.", f: int = F) -> dict[str, tuple[int, ...]]:
 
 
 def _glm(i: int) -> dict[str, tuple[int, ...]]:
-    """A dense layer, one of experts, and the block behind them."""
+    """A dense layer, one of experts, and the block after them."""
     if i == 0:
         return _dense()
     bias = {"mlp.gate.e_score_correction_bias": (X,)}

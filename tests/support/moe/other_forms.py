@@ -107,7 +107,7 @@ FORMS = {
     ),
     "q, k, v, z of each head": FileForm("qwen3next", q_k_v_z_of_each_head),
     "axes of one": FileForm("qwen2moe", with_axes_of_one),
-    "a block behind": FileForm(
+    "a block after the layers": FileForm(
         "exaone4", block_behind, {"block_count": 3, "nextn_predict_layers": 1}
     ),
     "what reads images": FileForm("gemma3", of_images, {"mm.tokens_per_image": 256}),

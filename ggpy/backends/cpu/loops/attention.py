@@ -175,7 +175,7 @@ first_lane = simd.first
 @njit
 def attend_block(arguments, begin, end, out, scratch):
     """An item is a block of up to 16 tokens of a sequence and a key head; writes into [T, H, Ev] at
-    the address in the first number behind the arguments.
+    the address in the first number after the arguments.
     """
     h, g = argument(arguments, H), argument(arguments, G)
     e, ev = argument(arguments, E), argument(arguments, EV)

@@ -174,7 +174,7 @@ def pass_32(source, source_step, to, to_step, n, decay, k, change, next_k, next_
 
 @njit
 def pass_16(source, source_step, to, to_step, n, decay, k, change, next_k, next_q, sums):
-    """The same of 16 columns; the second sums are 128 bytes behind the first."""
+    """The same of 16 columns; the second sums are 128 bytes after the first."""
     wide, c = splat(decay), load16(change)
     r0, p0 = zeros(), zeros()
     for i in range(n):

@@ -25,7 +25,7 @@ LEAST_SUM = simd.f32_bits(2.0**-14)  # as experts.LEAST_SUM
 
 @njit
 def softmax(x, n):
-    """Of n numbers in place; -infinity stands behind them, up to a multiple of 16."""
+    """The softmax of n numbers, in place. -infinity follows them, up to a multiple of 16."""
     largest = f32_of(LOWEST)
     for i in range(n):
         largest = max(largest, load_f32(x + 4 * i))
@@ -41,7 +41,7 @@ def softmax(x, n):
 
 @njit
 def sigmoids(x, n):
-    """1 / (1 + exp(-x)) of n numbers in place, and of what stands behind them."""
+    """1 / (1 + exp(-x)) of n numbers and of what follows them up to a multiple of 16, in place."""
     one = splat(f32_of(ONE))
     for i in range((n + 15) // 16):
         store(x + 64 * i, div(one, add(one, exp(sub(simd.zeros(), load16(x + 64 * i))))))

@@ -27,7 +27,7 @@ def tile(rows: int, vectors: int, row_step: int) -> Any:
     """tile(a, k_step, b0, b1, n, c, pitch, fresh): c[r, lane] += sum_k a[r, k] b[k, lane] of n k.
 
     a[r, k] is at a + r * row_step + k * k_step bytes, b0 and b1 are [n][16] f32, c's rows are
-    `pitch` bytes apart, its second vector 64 bytes behind the first; fresh: c starts from 0.
+    `pitch` bytes apart, its second vector 64 bytes after the first; fresh: c starts from 0.
     """
 
     @intrinsic
@@ -160,7 +160,7 @@ def pack_columns(arguments, begin, end, out, scratch):
 @njit
 def unpack_columns(arguments, begin, end, out, scratch):
     """Arguments: y[row, column], bytes of a row, rows. An item is 16 columns, there or not:
-    out[column, row]; 64 bytes behind the last row may be read.
+    out[column, row]; 64 bytes after the last row may be read.
     """
     y, pitch, rows = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)
     for item in range(begin, end):

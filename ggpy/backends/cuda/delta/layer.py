@@ -1,5 +1,5 @@
 """Gated delta nets on a GPU: four products of the normalised x, the kernels of kernels/delta, and
-the product that adds to x. Nothing is decided here: plan/ says how the products are computed.
+the product that adds to x. This module executes plans; plan/ decides how products are computed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class DeltaOps:
     """Executes the plans of gated delta nets."""
 
     def __init__(self, context: StepContext, groups: Sequence[CacheGroup], n_paged: int) -> None:
-        """Allocates the states of the groups, which stand behind n_paged others; raises
-        OutOfMemory.
+        """Allocates the states of the groups, which follow n_paged groups with pages in the cache.
+        Raises OutOfMemory.
         """
         self._context, self._n_paged = context, n_paged
         self.states = StateMemory(context.device, groups)
         self._kernels: dict[tuple[DeltaShape, Recurrence], DeltaNet | DeltaDecode] = {}
 
     def mix(self, x: Array, layer: Layer) -> Array:
-        """x[T, D] with the layer's gated delta net added."""
+        """x[T, D] plus the output of the layer's gated delta net."""
         c, d = self._context, layer.mixer
         assert isinstance(d, GatedDeltaNet)
         plan = c.planner.delta(layer, c.s, c.stream)
@@ -46,7 +46,7 @@ class DeltaOps:
         return x
 
     def delta_in(self, x: Array, d: GatedDeltaNet, plan: DeltaPlan) -> list[Array]:
-        """f32 [T, C], [T, Hv*S], [T, Hv] and [T, Hv] of the normalised x."""
+        """The projections of the normalised x: f32 [T, C], [T, Hv*S], [T, Hv] and [T, Hv]."""
         c, n = self._context, x.shape[0]
         named = zip(PROJECTED, d.projections, strict=True)
         parts = [c.f32(name, n, w.n_rows) for name, w in named]
@@ -56,8 +56,8 @@ class DeltaOps:
     def delta_net(
         self, parts: list[Array], d: GatedDeltaNet, plan: DeltaPlan
     ) -> tuple[Array, Array]:
-        """(u f32 [T, C], which a decode step does not write; what wo multiplies, f16 [T, Hv*S]);
-        the new states are written.
+        """Writes the new states, and returns u f32 [T, C], which decode steps do not write, and
+        the input of wo, f16 [T, Hv*S].
         """
         c, shape = self._context, shape_of(d.spec)
         mixed, gate, beta, alpha = (part.data for part in parts)

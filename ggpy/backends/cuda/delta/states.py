@@ -1,7 +1,7 @@
-"""Recurrent states in GPU memory: of every group and layer, one beside the other.
+"""Recurrent states in GPU memory, contiguous for each layer of a group.
 
-A state has two parts, the last inputs of the convolution and the matrices; kernels/delta says how
-large they are.
+A state has two parts: the last inputs of the convolution, and the matrices. kernels/delta defines
+their sizes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def state_bytes(spec: Recurrent) -> int:
 
 
 class StateMemory:
-    """The states of groups, and one more of each, for tokens that pad a step (padding.py). What a
-    step does not write is not read, so nothing is cleared.
+    """The states of all recurrent groups. Each group has one spare state, for tokens that pad a
+    step (steps/padding.py). Nothing is cleared, because no state is read before it is written.
     """
 
     def __init__(self, device: Any, groups: Sequence[CacheGroup]) -> None:
@@ -44,11 +44,13 @@ class StateMemory:
 
     @property
     def spare(self) -> list[tuple[int, int]]:
-        """Of each group: nothing to read, and the state that no sequence has."""
+        """For each group, the pages of a padding sequence: none to read, the spare one to write."""
         return [(NO_STATE, n_pages - 1) for *_, n_pages in self._groups]
 
     def of(self, group: int, slot: int) -> tuple[Ptr, Ptr]:
-        """Addresses of a layer's parts; group: among those with states; slot: of the layer."""
+        """Addresses of a layer's two parts. group: index among the recurrent groups; slot: index of
+        the layer in the group.
+        """
         conv, matrices, shape, n_pages = self._groups[group]
         n = slot * n_pages
         return conv.at(n * shape.conv_bytes), matrices.at(n * shape.matrix_bytes)

@@ -1,1 +1,1 @@
-"""What stands at the end of a layer: its own input, and its scale."""
+"""The end of a layer: its own input, and its scale."""

@@ -1,5 +1,5 @@
-"""Inputs of layers on a GPU: of each token a row of a table in host memory, and what layers make of
-them. Nothing is decided here: plan/ says how the products are computed.
+"""Layers' own inputs on a GPU. They are made from rows of a table in host memory, one for each
+token. This module executes plans; plan/ decides how products are computed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .scales import ScaledLayer
 
 
 class InputOps:
-    """Executes the plans of layers' inputs, and of their scales."""
+    """Executes the plans of layers' inputs, and applies layers' scales."""
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
 
     def layer_inputs(self, x: Array, inputs: LayerInputs, sampled: Memory | None) -> Array:
-        """f32 [L, T, I]: of each layer the inputs of all tokens. The projection is normalised, so
-        that neither the scale of x nor 1 / sqrt(D) counts but for eps.
+        """f32 [L, T, I], the inputs of all layers and tokens. The projection is normalised, so the
+        scale of x and 1 / sqrt(D) matter only for eps.
         """
         c, (n, k), w = self._context, x.shape, inputs.w
         size = inputs.norm.weight.nbytes // 4
@@ -37,7 +37,7 @@ class InputOps:
         return Array(out.data, np.float32, (w.n_rows // size, n, size), size)
 
     def end_layer(self, x: Array, scaled: ScaledLayer, inputs: Array | None) -> Array:
-        """(x + norm((act(x gate^T) * p) w^T)) * scale; inputs: of all layers."""
+        """(x + norm((act(x gate^T) * p) w^T)) * scale. inputs: p f32 [L, T, I] of all layers."""
         c, layer = self._context, scaled.layer
         if layer.input is not None:
             assert inputs is not None

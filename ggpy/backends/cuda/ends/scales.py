@@ -1,7 +1,7 @@
-"""Scales of what layers return, folded away: the residual stream is kept divided by the product of
-the scales so far, which changes the eps of norms and the weights of norms of what is added.
+"""Folds the scales of layers' outputs into norms: the residual stream is stored divided by the
+product of the scales so far. This changes the eps of input norms, and the weights of post-norms.
 
-Where that product gets too large or too small, or a layer adds something that has no norm, a kernel
+If that product gets too large or too small, or if a layer adds an output without a norm, a kernel
 multiplies the stream instead.
 """
 
@@ -14,14 +14,13 @@ from ....kernels.gemm.gemm import INPUT_RANGE
 from ...interface import Attention, Dense, Layer, MoE, Norm
 from ..norm import Norms
 
-MOST = 1e6  # a stream is divided by this at most, and by its inverse at least
+MOST = 1e6  # the divisor of the stream is between 1 / MOST and MOST
 
 
 @dataclass(frozen=True, eq=False)
 class ScaledLayer:
-    """A layer as it is computed. before: what the stream is divided by that the layer takes; after:
-    that which it returns. gate_norm: of what the gate of the layer's input multiplies, which is x /
-    INPUT_RANGE.
+    """A layer as it is computed. before, after: the divisors of the stream that the layer takes and
+    that it returns. gate_norm: makes x / INPUT_RANGE, the input of the gate of the layer's input.
     """
 
     layer: Layer
@@ -31,8 +30,8 @@ class ScaledLayer:
 
 
 class LayerScales(dict[Layer, ScaledLayer]):
-    """The layers of a model as they are computed. One that is missing is added with all layers
-    behind it: the first of a model is asked for first.
+    """The layers of a model as they are computed. A missing layer is added together with all layers
+    after it, so the first layer of a model must be asked for first.
     """
 
     def __init__(self, norms: Norms) -> None:
@@ -77,7 +76,7 @@ class LayerScales(dict[Layer, ScaledLayer]):
         return ScaledLayer(changed, before, after, gate_norm)
 
     def _divided(self, part: Any, before: float) -> Any:
-        """A mixer or a feed-forward whose x is divided by `before`, and what it adds, too."""
+        """A mixer or a feed-forward for x / before, which adds its output / before."""
         if part is None or before == 1:
             return part
         norm, post_norm = taken(part.norm, before), self._given(part.post_norm, before)
@@ -90,18 +89,18 @@ class LayerScales(dict[Layer, ScaledLayer]):
         return replace(part, router=replace(r, norm=taken(r.norm, before)), dense=beside)
 
     def _given(self, norm: Norm, before: float) -> Norm:
-        """The norm, of which the result is divided by `before`."""
+        """The norm with its result divided by `before`."""
         k = norm.weight.nbytes // 4
         return norm if before == 1 else self._norms.scaled(norm, k, 1 / before)
 
 
 def taken(norm: Norm, before: float) -> Norm:
-    """The norm of x, of x / before."""
+    """The norm that makes of x / before what `norm` makes of x."""
     return norm if before == 1 else replace(norm, eps=norm.eps / before**2)
 
 
 def _has_norms(layer: Layer) -> bool:
-    """Whether the layer normalises all it takes, and all it adds."""
+    """Whether the layer normalises all its inputs, and all outputs that it adds."""
     parts: list[Any] = [part for part in (layer.mixer, layer.ffn) if part is not None]
     return all(
         isinstance(part, Attention | Dense | MoE)

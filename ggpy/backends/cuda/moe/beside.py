@@ -1,5 +1,5 @@
 """A dense feed-forward beside experts, on a GPU. It comes first: its product stores the residual
-stream that the router takes. A kernel joins what both make.
+stream that the router takes. A kernel joins the outputs of both.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DenseBeside:
         f: MoE,
         p: MoEPlan,
     ) -> Array:
-        """x + post_norm(norm(dense) + norm(the experts)); parts: outputs of pairs, their weights,
+        """x + post_norm(norm(dense) + norm(experts)). parts: the outputs of pairs, their weights,
         and their rows in a sorted step.
         """
         c, (n, k) = self._context, x.shape

@@ -1,8 +1,8 @@
 """Mixtures of experts on a GPU: router, products of the chosen experts, their sum.
 
-A few pairs of a token and an expert are each a GEMV; many are sorted by expert, for a grouped GEMM.
-Which experts are chosen stays on the device. Nothing is decided here: plan/ says how a layer is
-computed.
+Each pair (token, expert) is a GEMV if there are few pairs; many pairs are sorted by expert, for a
+grouped GEMM. The ids of chosen experts stay on the device. This module executes plans; plan/
+decides how a layer is computed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .staging import ExpertStaging
 
 @dataclass(frozen=True)
 class ChosenPairs:
-    """The pairs of a step, each of a token and an expert: what the router says of them, their
-    experts, what is multiplied (f16, rows of tokens), and their order in a sorted step.
+    """The pairs (token, expert) of a step: the outputs of the router, the experts, the input (f16,
+    a row per token), the number of pairs, the plan, and the order in a sorted step.
     """
 
     routes: Routes
@@ -76,7 +76,7 @@ class MoEOps:
         return self._combines[weighs_input]
 
     def feed_forward(self, x: Array, layer: Layer) -> Array:
-        """x[T, D] with the outputs of the chosen experts and of the shared one added."""
+        """x[T, D] plus the outputs of the chosen experts and of the shared expert."""
         c, f, n = self._context, layer.ffn, x.shape[0]
         assert isinstance(f, MoE)
         plan = c.planner.moe(layer, c.s)
@@ -108,7 +108,7 @@ class MoEOps:
         c, (n, k), r = self._context, x.shape, f.router
         gate = f.shared.gate if f.shared else None
         norm = f.norm if r.norm is None else c.norms.scaled(r.norm, k, r.norm_scale)
-        if not is_rms(norm):  # which the router does not compute
+        if not is_rms(norm):  # the router kernel computes RMS norms only
             x = c.norms.to_f32(x, norm, c.scratch("normed f32", 4 * n * k))
             norm = c.norms.identity(k)
         weights = RouterWeights(
@@ -128,7 +128,7 @@ class MoEOps:
     def shared_expert(
         self, routes: Routes, e: SharedExpert, layer: Layer, plan: MoEPlan, n: int
     ) -> Array:
-        """f32 [T, D], without the strength of its gate."""
+        """The output f32 [T, D] of the shared expert, before its gate is applied."""
         c = self._context
         assert plan.shared is not None
         gate_up, down = plan.shared
@@ -147,7 +147,7 @@ class MoEOps:
         return y
 
     def _pairs(self, routes: Routes, x: Array, plan: MoEPlan, bias: Memory | None) -> ChosenPairs:
-        """The pairs in the order in which they are multiplied. bias: of the router's choice."""
+        """The pairs, sorted if the plan says so. bias: of the router's choice."""
         c, choice = self._context, plan.choice
         n_pairs = x.shape[0] * choice.n_used
         if routes.ids is None:
@@ -169,7 +169,7 @@ class MoEOps:
         return ChosenPairs(routes, routes.ids, routes.normed, n_pairs, plan, order)
 
     def expert_act(self, pairs: ChosenPairs, f: MoE) -> Array:
-        """h f16 [pairs, F], which meets w_down."""
+        """h f16 [pairs, F], the input of w_down."""
         e = f.experts
         if pairs.plan.packed:
             return self._packed.act(pairs, e)
@@ -196,7 +196,9 @@ class MoEOps:
     def expert_out(
         self, x: Array, h: Array, pairs: ChosenPairs, f: MoE, beside: Array | None
     ) -> Array:
-        """x + the weighted outputs; beside: of the shared expert, or of a dense feed-forward."""
+        """x + the weighted outputs. beside: the output of the shared expert, or of a dense
+        feed-forward.
+        """
         routes, (n, k), e = pairs.routes, x.shape, f.experts
         n_used, bias, of_beside = pairs.plan.choice.n_used, blocks_of(e.b_down), _data(beside)
         if pairs.order is None and f.dense is None and not f.router.weighs_input:
@@ -220,7 +222,7 @@ class MoEOps:
         return x
 
     def _outputs(self, h: Array, pairs: ChosenPairs, e: Experts) -> Array:
-        """y f32 [rows, D] of the rows of h, without biases."""
+        """y f32 [rows, D], the outputs for the rows of h, without biases."""
         if pairs.plan.packed:
             return self._packed.outputs(h, pairs, e)
         y = self._context.f32("expert y", pairs.n, e.w_down.n_rows)
@@ -242,7 +244,7 @@ class MoEOps:
         activation: str,
         biases: Sequence[Memory | None],
     ) -> None:
-        """h = act(gate) * up of the rows of tokens."""
+        """h = act(gate) * up for the pairs, from rows of tokens."""
         choice = pairs.plan.choice
         if pairs.order is None:
             n_tokens = pairs.n // choice.n_used
@@ -272,7 +274,7 @@ class MoEOps:
     def _multiply(
         self, tiles: Sequence[TiledMatrix], pairs: ChosenPairs, outs: Sequence[Array]
     ) -> None:
-        """outs[i], f32, of the rows of tokens; only ExpertGemm takes several matrices."""
+        """outs[i] f32 for the pairs, from rows of tokens; only ExpertGemm takes several weights."""
         choice, dst = pairs.plan.choice, [out.data for out in outs]
         if pairs.order is None:
             shape = pairs.n // choice.n_used, choice.n_used
@@ -286,8 +288,8 @@ class MoEOps:
 
 
 def _ahead(e: Experts, plan: MoEPlan) -> tuple[Sequence[Memory], int]:
-    """Matrices whose beginning the router brings into L2, and bytes of each: gate and up, where
-    the next kernel reads nearly all experts from the first one on.
+    """Matrices whose beginning the router prefetches into L2, and bytes of each: gate and up, if
+    the next kernel reads nearly all experts, beginning with the first.
     """
     if not (plan.few_rows and plan.glu) or e.w_gate.on_host or e.w_up.on_host:
         return (), 0

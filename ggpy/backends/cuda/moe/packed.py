@@ -1,6 +1,6 @@
-"""Experts of many pairs on Hopper: the rows of sorted pairs are gathered, packed and multiplied.
+"""Experts with many pairs on Hopper: the rows of sorted pairs are gathered, packed and multiplied.
 
-Nothing is decided here: plan/ says which layers are computed so.
+This module executes plans; plan/ decides which layers are computed this way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PackedExperts:
-    """Executes the plans of packed rows."""
+    """Executes plans with packed rows."""
 
     def __init__(self, context: StepContext, staging: ExpertStaging) -> None:
         """Compiles nothing."""

@@ -1,7 +1,7 @@
-"""Copies of experts on the device, for steps that need most of the experts that lie in host memory.
+"""Copies experts from host memory to the device, for steps that need most of them.
 
-Matrices are copied on a stream of their own, in the order in which layers take them, into SLOTS
-buffers by turns: while one is multiplied, the next ones come. Nothing is decided here.
+Matrices are copied on a separate stream, in the order in which layers use them, into SLOTS buffers
+in turn: while one matrix is multiplied, the next ones are copied. This module makes no choices.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ....kernels.layout.tile import TiledMatrix
 from ...interface import Layer, MoE
 from ..arrays import Matrix
 
-SLOTS = 3  # gate and up are multiplied together, while down comes
+SLOTS = 3  # gate and up are multiplied together while down is copied
 
 
 class ExpertStaging:
-    """The copies of a step. Call begin, then enter at each layer whose experts are copied, then for
-    each product take, and done behind its launch.
+    """The copies of a step. Call `begin` first, then `enter` at each layer with copied experts. For
+    each product, call `take` before its launch and `done` after it.
     """
 
     def __init__(self, device: Any, scratch: Callable[[str, int], Buffer]) -> None:
-        """scratch: memory by name and size."""
+        """scratch(name, bytes) returns scratch memory."""
         self.device, self._scratch = device, scratch
         self._order: list[Matrix] = []
         self._slots: list[Buffer] = []
@@ -45,11 +45,11 @@ class ExpertStaging:
         return self.device.event()
 
     def begin(self) -> None:
-        """A step begins, whose first layer is not known yet."""
+        """Begin a step; `enter` tells its first layer."""
         self._order = []
 
     def enter(self, layer: Layer) -> None:
-        """At the step's first layer with experts in host memory, start its copies."""
+        """Start the copies of the step at its first layer with experts in host memory."""
         if self._order:
             return
         self._order, self._n_copied, self._n_taken = in_order(layer), 0, 0
@@ -58,14 +58,12 @@ class ExpertStaging:
         self._copy()
 
     def take(self, weights: Sequence[Matrix]) -> list[TiledMatrix]:
-        """The next matrices, on the device: what is launched from now on waits for their copies."""
+        """The next matrices, on the device. Later launches wait for their copies."""
         return [self._take(w) if w.on_host else w.in_tiles for w in weights]
 
     @contextmanager
     def tiles(self, weights: Sequence[Matrix], copied: bool) -> Iterator[list[TiledMatrix]]:
-        """The matrices in tiles for a launch within; copied: on the device, as `take` and `done`
-        say.
-        """
+        """The context of a launch; gives the matrices in tiles. copied: calls `take` and `done`."""
         if not copied:
             yield [w.in_tiles for w in weights]
             return
@@ -81,11 +79,11 @@ class ExpertStaging:
         return replace(w.in_tiles, data=self._slots[slot])
 
     def done(self) -> None:
-        """All that was taken has been multiplied by what is launched: the next may be copied."""
+        """The products of all taken matrices are launched: the next matrices may be copied."""
         self._copy()
 
     def _copy(self) -> None:
-        """Fill the slots that are free once what is launched so far has run."""
+        """Enqueue copies into the slots that are free after all launches so far have run."""
         first, end = self._n_copied, min(self._n_taken + SLOTS, len(self._order))
         if first < end:
             self._copies.wait(self._passed.record())
@@ -98,7 +96,7 @@ class ExpertStaging:
 
 
 def in_order(layer: Layer | None) -> list[Matrix]:
-    """The experts in host memory, of this layer and those behind it."""
+    """The experts in host memory of this layer and of all later layers, in order."""
     found: list[Matrix] = []
     while layer is not None:
         if isinstance(layer.ffn, MoE):

@@ -1,9 +1,9 @@
 """Plans of a step: the only place that compares token counts or asks for an architecture.
 
-Everything that depends on the number of tokens, on the GPU's architecture or on the formats of
-weights is decided here, once per layer and class of steps; gemm.py, attention.py and norm.py
-execute the plans. `products` chooses the kernel of a product, `layers` chooses what is fused with
-it, and `table` prints both (`ggpy bench --plan`).
+Every choice that depends on the number of tokens, on the GPU's architecture or on the formats of
+weights is made here, once per layer and class of steps; gemm.py, attention.py and norm.py execute
+the plans. `products` chooses the kernel of a product, and `layers` what is fused with it.
+`ggpy bench --plan` prints both (bench/plan_table.py).
 """
 
 from .candidates import CANDIDATES

@@ -1,5 +1,5 @@
-"""How a dense feed-forward beside experts is computed: it comes first, and stores the residual
-stream that the router takes.
+"""Plans of dense feed-forwards beside experts. The dense feed-forward comes first, and stores the
+residual stream that the router takes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class BesidePlan:
     """The products of a dense feed-forward beside experts. glu: gate and up are one launch.
-    post_norm: where the norm of what both add is computed.
+    post_norm: where the norm of the sum of both is computed.
     """
 
     gate_up: ProductPlan
@@ -29,8 +29,8 @@ class BesidePlan:
 
 
 def beside_problem(f: MoE) -> str:
-    """What no kernel computes of experts with a dense feed-forward beside them, or of a router with
-    a norm of its own; empty if all is computed.
+    """What no kernel supports in experts with a dense feed-forward beside them, or in a router with
+    its own norm; "" if everything is supported.
     """
     e, r, d = f.experts, f.router, f.dense
     if d is None:

@@ -42,7 +42,7 @@ class Candidate:
 
 
 class GemmDecodeTwoCandidate(Candidate):
-    """Two layouts in one launch of GemmDecodeCandidate, as q, k and v have in most files."""
+    """Two layouts of tiles in one launch of GemmDecode: q, k and v have two in most files."""
 
     name = "gemm_decode_two"
 
@@ -59,7 +59,7 @@ class GemmDecodeTwoCandidate(Candidate):
 
 
 class CublasCandidate(Candidate):
-    """cuBLAS, if the user asks for it: one matrix, as f16 rows."""
+    """cuBLAS, if the user asks for it: one matrix, converted to f16 rows."""
 
     name = "cublas"
 
@@ -68,8 +68,8 @@ class CublasCandidate(Candidate):
 
 
 class W8A8Candidate(Candidate):
-    """8-bit weights and activations. Integer sums are exact, so all its kernels agree; f32 sums
-    depend on the kernel, and so on the number of tokens.
+    """8-bit weights and activations. Integer sums are exact, so all kernels give the same bits;
+    f32 sums depend on the kernel, and thus on the number of tokens.
     """
 
     name = "w8a8"
@@ -87,7 +87,7 @@ class W8A8Candidate(Candidate):
 
 
 class GemmSkinnyCandidate(Candidate):
-    """2 to 16 tokens on Hopper; all of x lies in shared memory."""
+    """2 to 16 tokens on Hopper; all of x fits in shared memory."""
 
     name = "gemm_skinny"
 
@@ -100,7 +100,7 @@ class GemmSkinnyCandidate(Candidate):
 
 
 class GemmWgmmaCandidate(Candidate):
-    """From a few tokens to many, on Hopper."""
+    """A few tokens and more, on Hopper."""
 
     name = "gemm_wgmma"
 
@@ -110,7 +110,7 @@ class GemmWgmmaCandidate(Candidate):
 
 
 class GemmWgmmaTwoCandidate(Candidate):
-    """Two layouts in one launch of GemmWgmmaCandidate: q, k and v of up to 256 tokens."""
+    """Two layouts of tiles in one launch of GemmWgmma: q, k and v of up to 256 tokens."""
 
     name = "gemm_wgmma_two"
 

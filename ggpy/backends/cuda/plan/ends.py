@@ -1,4 +1,4 @@
-"""How the kernels of a layer's input are combined."""
+"""Plans of layers' inputs: how their kernels are combined."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class EndPlan:
-    """The plan of a layer's input. gate: its epilogue is INPUT, or a kernel multiplies the gate by
-    the input.
+    """The plan of a layer's input. gate: with the epilogue INPUT it multiplies act(gate) by the
+    input; otherwise a kernel does.
     """
 
     gate: ProductPlan
@@ -26,8 +26,8 @@ class EndPlan:
 
 
 def plan_end(planner: Planner, layer: Layer, s: StepClass, start: ResidualState) -> EndPlan:
-    """The plan of a layer's input, which takes x without a norm; start: the state of a stream of
-    which nothing has been deferred.
+    """The plan of a layer's input, which takes x without a norm. start: the state of a residual
+    stream without a deferred norm.
     """
     own = layer.input
     assert own is not None
@@ -40,7 +40,7 @@ def plan_end(planner: Planner, layer: Layer, s: StepClass, start: ResidualState)
 def plan_projection(
     planner: Planner, inputs: LayerInputs, s: StepClass, start: ResidualState
 ) -> ProductPlan:
-    """The plan of the product of the embedding of which layers' inputs are made."""
+    """The plan of the product of the embedding that makes layers' inputs."""
     return _without_norm(planner, inputs.w, s, start)
 
 

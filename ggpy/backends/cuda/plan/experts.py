@@ -1,5 +1,5 @@
-"""How a mixture of experts is computed: in which order pairs of a token and an expert are
-multiplied, and by which kernel.
+"""Plans of mixtures of experts: the order of pairs (token, expert), and the kernels that multiply
+them.
 """
 
 from __future__ import annotations
@@ -19,23 +19,29 @@ from .problem import ProductPlan, StepClass
 if TYPE_CHECKING:
     from .layers import Planner, ResidualState
 
-# Bytes of a chunk with which expert_rows has 64 KB in flight on an SM: less do not hide latency.
+# With chunks of so many bytes, expert_rows has 64 KB in flight on an SM; less cannot hide latency.
 LEAST_CHUNK = 1344
-PAIRS_TO_COPY = 2  # of a token and an expert, for each expert: from here on experts are copied
-LATE_TOKENS = 4  # for more, all warps of their GEMVs would take longer than the router
+PAIRS_TO_COPY = 2  # pairs per expert; from here on experts in host memory are copied
+LATE_TOKENS = 4  # for more tokens, choosing experts in all warps of GEMVs is slower than the router
 
 
 @dataclass(frozen=True, eq=False)
 class MoEPlan:
     """The plan of a layer's experts.
 
-    choice: what the router is asked for. tile_rows: of the work tiles of pairs that are sorted by
-    expert, for a GEMM; 0: each pair is a GEMV. together: gate and up are one launch; glu: which
-    applies the activation. after: state of the residual stream after it. shared: the products of
-    the shared expert. copied: experts in host memory are copied to the device before they are
-    multiplied. few_rows: the GEMM is the one for few rows an expert. packed: the GEMM takes packed
-    rows. late: not the router chooses, but each GEMV for itself. beside: the plan of a dense
-    feed-forward beside the experts.
+    | field | meaning |
+    |---|---|
+    | choice | how the router chooses experts |
+    | tile_rows | rows of a work tile of sorted pairs, for a GEMM; 0: each pair is a GEMV |
+    | together | gate and up are one launch |
+    | glu | the launch of gate and up applies the activation, too |
+    | after | state of the residual stream after the experts |
+    | shared | the products of the shared expert |
+    | copied | experts in host memory are copied to the device before they are multiplied |
+    | few_rows | the GEMM is the one for few rows per expert |
+    | packed | the GEMM takes packed rows |
+    | late | each GEMV chooses the experts itself, from the router's logits |
+    | beside | the plan of a dense feed-forward beside the experts |
     """
 
     choice: RouterChoice
@@ -52,14 +58,14 @@ class MoEPlan:
 
 
 def choice_of(f: MoE) -> RouterChoice:
-    """What a router is asked for."""
+    """How the router of a layer chooses experts."""
     r, n_expert = f.router, f.experts.w_up.n_experts
     return RouterChoice(n_expert, r.n_used, r.score, r.normalise, r.scale, r.groups, LEAST_SUM)
 
 
 def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualState) -> MoEPlan:
-    """The plan of a layer's experts; start: the state of a stream of which nothing has been
-    deferred, as it is before and after them.
+    """The plan of a layer's experts. start: the state of a residual stream without a deferred norm,
+    which is also the state after the experts.
     """
     f = layer.ffn
     assert isinstance(f, MoE)
@@ -74,7 +80,7 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
     on_host = any(w.on_host for w in (e.w_gate, e.w_up, e.w_down))
     copied = on_host and copies_experts(planner, choice, s)
     may_pack = planner.has_wgmma and together and not f.router.weighs_input
-    may_pack = may_pack and (copied or not on_host)  # bulk copies are not for host memory
+    may_pack = may_pack and (copied or not on_host)  # bulk copies cannot read host memory
     few = few_rows_tile(planner, e, n_pairs, may_pack) if tile else 0
     packed = tile > 0 and may_pack and not few
     plain = e.b_gate is None and e.b_up is None and e.activation != "swiglu_oai"
@@ -95,8 +101,9 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
 
 
 def sorted_tile(planner: Planner, choice: RouterChoice, s: StepClass) -> int:
-    """Rows of a work tile of sorted pairs; 0: pairs are not sorted. A probe reads them in the order
-    of tokens. With a pair an expert, sorting saves a third of the reads of weights.
+    """Rows of a work tile of sorted pairs; 0: pairs are not sorted. They are not if there is less
+    than one pair per expert, with batch invariance, or for a probe, which reads pairs in the order
+    of tokens. With one pair per expert, sorting saves a third of the reads of weights.
     """
     n_pairs = s.n_tokens * choice.n_used
     if planner.batch_invariant or not s.fused or n_pairs < choice.n_expert:
@@ -105,7 +112,7 @@ def sorted_tile(planner: Planner, choice: RouterChoice, s: StepClass) -> int:
 
 
 def few_rows_tile(planner: Planner, e: Experts, n_pairs: int, may_pack: bool) -> int:
-    """Rows of a work tile of the GEMM for few rows an expert; 0: another one takes the pairs."""
+    """Rows of a work tile of the GEMM for few rows per expert; 0: another GEMM is used."""
     tiles = [w.in_tiles for w in (e.w_gate, e.w_up, e.w_down)]
     if may_pack and any(w.layout.chunk_bytes < LEAST_CHUNK for w in tiles):
         return 0
@@ -113,9 +120,11 @@ def few_rows_tile(planner: Planner, e: Experts, n_pairs: int, may_pack: bool) ->
 
 
 def copies_experts(planner: Planner, choice: RouterChoice, s: StepClass) -> bool:
-    """Whether experts in host memory are copied to the device, all of them, or else read where they
-    lie: sorted pairs read each chosen expert once, which two pairs an expert make 86 % of all;
-    others read one for each pair.
+    """Whether all experts in host memory are copied to the device; otherwise kernels read the
+    chosen ones from host memory.
+
+    Sorted pairs read each chosen expert once; with two pairs per expert, 86 % of all experts are
+    chosen. Pairs that are not sorted read an expert for each pair.
     """
     least = PAIRS_TO_COPY if sorted_tile(planner, choice, s) else 1
     return s.n_tokens * choice.n_used >= least * choice.n_expert

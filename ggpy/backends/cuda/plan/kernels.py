@@ -1,4 +1,4 @@
-"""The GEMM kernels of one GPU, as launch wrappers: plans ask what fits, products launch.
+"""The GEMM kernels of one GPU, as launch wrappers: plans ask them what fits, products launch them.
 
 Constructing them compiles nothing and allocates nothing.
 """

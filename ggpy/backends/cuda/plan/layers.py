@@ -1,8 +1,11 @@
 """How the kernels of a layer are combined: where norms, RoPE and residual sums are computed.
 
-A norm is computed by the next product (prologue), by a kernel, or by the previous product up to a
-factor per token (deferred). RoPE is computed by the product that makes q and k (epilogue), by
-attention, or by a kernel. Plans are memoised: no step decides anything twice.
+| | may be computed by |
+|---|---|
+| norm | the next product (prologue), a kernel, or the previous product up to a factor (deferred) |
+| RoPE | the product that makes q and k (epilogue), attention, or a kernel |
+
+The factor of a deferred norm is one number per token. Plans are memoised: no choice is made twice.
 """
 
 from __future__ import annotations
@@ -39,9 +42,9 @@ from .recurrence import Recurrence, recurrence_of
 from .successors import Adds, Successor, after_ffn, is_rms, successor_of
 from .unusual import unusual_heads
 
-# least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it gains nothing
+# least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it saves no time
 ROPE_EPILOGUE_TOKENS = 1024
-MOST_PLANS = 1 << 15  # kept at once: 500 classes of steps of 32 layers, about 30 MB
+MOST_PLANS = 1 << 15  # kept at once: 500 classes of steps with 32 layers, about 30 MB
 
 
 class RopeIn(Enum):
@@ -101,8 +104,8 @@ class DeltaPlan:
 
 @dataclass(frozen=True, eq=False)
 class DensePlan:
-    """The plan of a layer's feed-forward. glu: gate and up are one launch; otherwise a kernel
-    multiplies them. after: state of the residual stream after it.
+    """The plan of a layer's feed-forward. glu: gate and up are one launch, which also multiplies
+    act(gate) by up; otherwise a kernel does. after: state of the residual stream after it.
     """
 
     gate_up: ProductPlan
@@ -129,7 +132,7 @@ class Planner(ProductPlanner):
         n: int,
         all_rows: bool,
     ) -> tuple[NormIn, ResidualState]:
-        """Where a product's input norm is computed, and the state of the residual stream
+        """Where the norm of a product's input is computed, and the state of the residual stream
         after it.
         """
         if not is_rms(norm):
@@ -141,13 +144,13 @@ class Planner(ProductPlanner):
         return NormIn.KERNEL, ResidualState(factors=self.defers(n))
 
     def rope(self, a: Attention, s: StepClass, kernel: Any) -> RopeIn:
-        """Where q and k are rotated; kernel: the RopeKv of the layer's heads. Norms of all heads
-        together are computed before that, by kernels of their own.
+        """Where q and k are rotated. kernel: the RopeKv of the layer's heads. Norms over all heads
+        together are computed before RoPE, by their own kernels.
         """
         if a.norm_whole or unusual_heads(a) is not None:
             return RopeIn.KERNEL
         if a.w_gate is not None or a.v_norm is not None or a.wk is None or a.wv is None:
-            # a fourth matrix, or a norm of v, or fewer than three, which no epilogue knows
+            # no epilogue supports a fourth matrix, a norm of v, or fewer than three matrices
             return RopeIn.ATTENTION if s.decode and s.fused else RopeIn.KERNEL
         norms = (a.q_norm, a.k_norm)
         n_pairs = len(a.rope.inv_freq) if a.rope else a.spec.key_size // 2
@@ -234,7 +237,7 @@ class Planner(ProductPlanner):
         if layer.parallel and self.shares_norm(layer, s):
             norm = NormIn.SHARED
         glu = self.takes_glu(weights, s)
-        # the GLU kernel packs its output as it takes its input
+        # the GLU kernel packs its output only if its input is packed
         packs = s.fused and glu and self.x_layout(weights, s) != PLAIN
         h_layout = self.x_layout([f.w_down], s) if packs else PLAIN
         epilogue: Epilogue = "GLU" if glu else "STORE"
@@ -243,14 +246,14 @@ class Planner(ProductPlanner):
         return DensePlan(gate_up, glu, h_layout, down, x)
 
     def shares_norm(self, layer: Layer, s: StepClass) -> bool:
-        """Whether a kernel normalises x once for both halves of a parallel layer."""
+        """Whether one kernel normalises x for both parts of a parallel layer."""
         a, f = layer.mixer, layer.ffn
         assert isinstance(f, Dense)
         same = a.norm == f.norm and not is_rms(f.norm)
         return same and self.normed_layout(a.projections, s) == self.normed_layout(f.projections, s)
 
     def moe(self, layer: Layer, s: StepClass) -> MoEPlan:
-        """A layer's experts. What precedes them defers no norm, and neither do they."""
+        """The plan of a layer's experts. No norm is deferred before or after them."""
         key = layer.ffn, s
         if key not in self._plans:
             assert isinstance(layer.ffn, MoE)
@@ -259,14 +262,14 @@ class Planner(ProductPlanner):
         return self._plans[key]
 
     def projected_inputs(self, inputs: LayerInputs, s: StepClass) -> ProductPlan:
-        """The product of which the inputs of layers are made."""
+        """The plan of the product that makes the inputs of all layers."""
         key = inputs, s
         if key not in self._plans:
             self._plans[key] = plan_projection(self, inputs, s, ResidualState())
         return self._plans[key]
 
     def end(self, layer: Layer, s: StepClass) -> EndPlan:
-        """A layer's input. What precedes it defers no norm, and neither does it."""
+        """The plan of a layer's input. No norm is deferred before or after it."""
         key = layer.input, s
         if key not in self._plans:
             self._plans[key] = plan_end(self, layer, s, ResidualState())
@@ -280,11 +283,11 @@ class Planner(ProductPlanner):
         s: StepClass,
         x: ResidualState,
     ) -> tuple[OutputPlan, ResidualState]:
-        """The plan of a product that adds to x, the last one of a part of a layer; successor: the
-        next part of the network that takes x. A scale of what is added is computed as a norm.
+        """The plan of a product that adds to x, the last product of a part of a layer. successor:
+        the next part of the network that takes x. A residual scale is computed as a norm.
         """
         if successor is not None and not is_rms(successor.norm):
-            successor = None  # a kernel of its own normalises x
+            successor = None  # a kernel normalises x
         if part.post_norm is not None or part.residual_scale != 1:
             where = self.sum_in(successor, s) if is_rms(part.post_norm) else NormIn.KERNEL
             return OutputPlan(self.product([w], s), where), x
@@ -299,14 +302,14 @@ class Planner(ProductPlanner):
         return out, x._replace(deferred=True)
 
     def sum_in(self, successor: Successor | None, s: StepClass) -> NormIn:
-        """Where x + norm(y) is computed, with an RMS norm: in the prologue of what takes x next, or
-        by a kernel.
+        """Where x + norm(y) with an RMS norm is computed: in the prologue of the next product of x,
+        or by a kernel.
         """
         left = s.decode and s.fused and successor and self.adds(successor.projections, s)
         return NormIn.PROLOGUE if left else NormIn.KERNEL
 
     def _deferred_layout(self, w: Matrix, successor: Sequence[Matrix], s: StepClass) -> int:
-        """Layout in which a GEMM with w stores the deferred norm for the products in `successor`;
+        """The layout in which a GEMM with w stores the deferred norm for the matrices `successor`;
         PLAIN: w defers no norm.
         """
         tiles = [m.tiles for m in (w, *successor) if m.tiles is not None]
@@ -318,7 +321,7 @@ class Planner(ProductPlanner):
         """The plan of the logits of the wanted rows."""
         key = head, s, x
         if key not in self._plans:
-            if len(self._plans) >= MOST_PLANS:  # here a step ends
+            if len(self._plans) >= MOST_PLANS:  # the head is the end of a step
                 self._plans.clear()
             refuse(head)
             sizes = s.n_rows, s.all_rows
@@ -332,12 +335,12 @@ class Planner(ProductPlanner):
 
 
 def refuse(part: Mixer | FeedForward | Head) -> None:
-    """Raises GGUFError for what no kernel computes."""
+    """Raises GGUFError if no kernel computes the part."""
     whole, head_norms = getattr(part, "norm_whole", False), _head_norms(part)
     problem = choice_of(part).problem or beside_problem(part) if isinstance(part, MoE) else ""
     found = {
         "norms of heads with a bias": any(n.bias is not None for n in head_norms) and not whole,
-        "norms of all heads behind RoPE": whole and getattr(part, "norm_after_rope", False),
+        "norms of all heads after RoPE": whole and getattr(part, "norm_after_rope", False),
         "values without a matrix of their own beside such norms of keys": _has_few_matrices(part),
         problem: bool(problem),
     }
@@ -352,8 +355,8 @@ def _head_norms(part: Mixer | FeedForward | Head) -> list[Norm]:
 
 
 def _has_few_matrices(part: Mixer | FeedForward | Head) -> bool:
-    """Whether attention has norms of heads whose kernels take q, k and v alike, and has fewer, or a
-    norm of v as well.
+    """Whether attention has a norm of q and k whose kernels need three matrices q, k and v without
+    a norm of v, but has fewer matrices, or has a norm of v.
     """
     if not isinstance(part, Attention):
         return False
@@ -362,5 +365,5 @@ def _has_few_matrices(part: Mixer | FeedForward | Head) -> bool:
 
 
 def lacking(what: str) -> GGUFError:
-    """The error for what no kernel computes."""
+    """The error for a computation that no kernel supports."""
     return GGUFError(f"the CUDA backend has no kernel for {what}: use --device cpu")

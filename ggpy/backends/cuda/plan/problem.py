@@ -22,7 +22,7 @@ class NormIn(Enum):
     PROLOGUE = "prologue"  # by the product
     KERNEL = "kernel"
     DEFERRED = "deferred"  # by the previous product, up to a factor per token
-    SHARED = "shared"  # by the kernel before another product of the same x
+    SHARED = "shared"  # by the kernel that ran for an earlier product of the same x
 
 
 class StepClass(NamedTuple):
@@ -43,7 +43,7 @@ class Problem:
     n_tokens: int
     epilogue: Epilogue
     norm: bool = False  # x is not yet normalised
-    # weights may be rounded to f16, and the order of sums may depend on the tokens
+    # weights may be rounded to f16, and the order of sums may depend on the number of tokens
     prefill: bool = False
     out_layout: int = PLAIN
     whole: bool = True  # `weights` are all weights of the product
@@ -51,8 +51,8 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class LaunchPlan:
-    """One launch of a GEMM or GEMV kernel. inner: the GEMM after a conversion of weights to f16
-    tiles.
+    """One launch of a GEMM or GEMV kernel. inner: the GEMM that follows a conversion of weights to
+    f16 tiles.
     """
 
     kernel: str

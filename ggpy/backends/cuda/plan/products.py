@@ -1,4 +1,4 @@
-"""Which kernel computes a product, and in which layout the product takes its input.
+"""Chooses the kernel of a product, and the layout of its input.
 
 `ProductPlanner.choose` asks CANDIDATES in order of preference; a new kernel is one class in that
 list. Thresholds were measured (docs/schedules.md).
@@ -32,19 +32,19 @@ GemmChoice = Literal["auto", "cublas"]
 WGMMA_TOKENS = 5  # least number of tokens for which GemmWgmma is faster than GemmDecode
 SKINNY_TOKENS = 2, 16  # least and most tokens of GemmSkinny, for weights of 8 bits or more
 SKINNY_COLUMNS = 2048  # least k for which GemmSkinny is faster than the other kernels
-# at most PAIR tokens need matrices of at least PAIR_SIZE rows and columns
+# for up to PAIR tokens, GemmSkinny needs matrices of at least PAIR_SIZE rows and columns
 PAIR, PAIR_SIZE = 2, 4096
-# elements of x that GemmDecode normalises at most: its CTAs keep them in registers
+# most elements of x that GemmDecode normalises, because its CTAs keep them in registers
 MOST_NORMED = 2 * 12288
-MOST_ADDED = 2 * 4096  # elements of x at most if GemmDecode also adds norm(y) to x
+MOST_ADDED = 2 * 4096  # most elements of x if GemmDecode also adds norm(y) to x
 
 
 class ProductPlanner:
     """Plans of one model on one GPU.
 
     batch_invariant: no choice depends on the number of tokens, so the bits of a sequence do not
-    depend on the other sequences of its steps. activations: what quantised weights are multiplied
-    by; "q8_1" keeps their blocks. gemm: the library of prefill GEMMs.
+    depend on other sequences in its steps. activations: the type of the input of quantised weights;
+    "q8_1" keeps the blocks of the weights. gemm: the library of prefill GEMMs.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class ProductPlanner:
         return self.activations == "q8_1" and format.block_size > 1
 
     def keeps_blocks(self, format: Format) -> bool:
-        """Whether a matrix of the format stays in blocks, even if it could be in tiles."""
+        """Whether a matrix of the format stays in blocks although it could be in tiles."""
         return self.takes_q8_1(format) or (self.compact and grows(format))
 
     def runs_w8a8(self, activations: ActivationType, tiles: TiledMatrix | None) -> bool:
-        """Whether a weight is multiplied by 8-bit activations, as its file asks; otherwise by
-        f16.
+        """Whether a weight is multiplied by 8-bit activations, as its file asks; otherwise f16 is
+        used.
         """
         if activations == "f16" or tiles is None or tiles.k % 8 or tiles.k > MAX_K:
             return False
@@ -165,14 +165,12 @@ class ProductPlanner:
         return not (s.decode or self.batch_invariant)
 
     def x_layout(self, weights: Sequence[Matrix], s: StepClass, n: int | None = None) -> int:
-        """The layout in which the kernels for these weights take x; PLAIN if it is not the same for
-        all.
-        """
+        """The layout in which the kernels for these weights take x; PLAIN if they differ."""
         found = self._orders(weights, s, s.n_tokens if n is None else n)
         return found.pop() if len(found) == 1 else PLAIN
 
     def normed_layout(self, weights: Sequence[Matrix], s: StepClass, n: int | None = None) -> int:
-        """The layout in which a norm's kernel stores their x; other kernels do not make BOTH."""
+        """The layout in which a norm kernel stores x for these weights; no other makes BOTH."""
         both = self._orders(weights, s, s.n_tokens if n is None else n) == {CODES, F16}
         return BOTH if both else self.x_layout(weights, s, n)
 

@@ -1,4 +1,4 @@
-"""Which kernels compute the recurrence of a gated delta net."""
+"""Chooses the kernels that compute the recurrence of a gated delta net."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .problem import StepClass
 class Recurrence(Enum):
     """How the tokens of a step are computed."""
 
-    DECODE = "decode"  # one of each sequence, in one kernel with all that is between the products
+    DECODE = "decode"  # one token per sequence; one kernel computes all between the products
     CHUNKS = "chunks"  # whole chunks of a sequence at once, on tensor cores
-    SCAN = "scan"  # one after the other
+    SCAN = "scan"  # token after token
 
 
 def recurrence_of(spec: Recurrent, s: StepClass, arch: str, is_prefill: bool) -> Recurrence:
-    """The bits of chunks depend on where they begin, and so on what a step has of a sequence.
-    is_prefill: that does not matter.
+    """Chooses the recurrence. The bits of chunks depend on where they begin, and so on how a prompt
+    is divided into steps. is_prefill: such differences are allowed.
     """
     shape = shape_of(spec)
     if s.decode and s.fused and cluster_of(shape, arch):

@@ -1,4 +1,6 @@
-"""What takes the residual stream next, and which norms products can compute."""
+"""The next part of the network that takes the residual stream, and the norms that products can
+compute.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +17,31 @@ class Adds(Protocol):
 
     @property
     def post_norm(self) -> Norm | None:
-        """The norm of what is added."""
+        """The norm of the output that is added to x."""
         ...
 
     @property
     def residual_scale(self) -> float:
-        """What multiplies it."""
+        """The scale of the output that is added to x."""
         ...
 
 
 @dataclass(frozen=True)
 class InputGate:
-    """What takes x, as it is, after the feed-forward of a layer that has an input."""
+    """Matrices that take x without a norm: after the feed-forward of a layer that has an input, or
+    in a dense feed-forward beside experts.
+    """
 
     projections: Sequence[Matrix]
     norm: None = None
 
 
-Successor = Mixer | Dense | InputGate  # what takes x, and may normalise it
+Successor = Mixer | Dense | InputGate  # takes x, and may normalise it
 
 
 def successor_of(layer: Layer) -> Successor | None:
-    """What takes x after a layer's mixer; None for experts, but for what is beside them, and in a
-    parallel layer, whose feed-forward takes the x before.
+    """The part that takes x after a layer's mixer. None for experts, unless a dense feed-forward is
+    beside them, and for a parallel layer, because its feed-forward takes the same x as the mixer.
     """
     if layer.parallel:
         return None
@@ -48,15 +52,15 @@ def successor_of(layer: Layer) -> Successor | None:
 
 
 def after_ffn(layer: Layer) -> Mixer | InputGate | None:
-    """What takes x after a layer's feed-forward; None for a kernel that takes x as it is."""
+    """The part that takes x after a layer's feed-forward; None if a kernel takes x as it is."""
     if layer.input is not None:
         return InputGate((layer.input.gate,))
     return next_mixer(layer)
 
 
 def next_mixer(layer: Layer) -> Mixer | None:
-    """What takes x at the beginning of the next layer; None for a parallel one, where two parts do,
-    and behind a scale of what this one returns.
+    """The mixer of the next layer, if it alone takes x there. None if that layer is parallel, and
+    if this layer ends with a scale.
     """
     if layer.next is None or layer.next.parallel or layer.scale != 1:
         return None
@@ -64,5 +68,5 @@ def next_mixer(layer: Layer) -> Mixer | None:
 
 
 def is_rms(norm: Norm | None) -> bool:
-    """Whether a norm is an RMS norm with weights, which products can compute, or none."""
+    """Whether there is no norm, or an RMS norm with weights, which products can compute."""
     return norm is None or (norm.is_rms and norm.weight is not None)

@@ -1,5 +1,5 @@
-"""What few models do to their heads between the projections and attention: only the kernel
-rope_kv_unusual computes it, so that no other has options for it.
+"""Operations on heads, between the projections and attention, that few models have. Only the kernel
+rope_kv_unusual computes them, so that no other kernel needs options for them.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from ...interface import Attention
 
 
 def unusual_heads(a: Attention) -> UnusualHeads | None:
-    """Norms of heads behind RoPE, with weights for each head, or layer norms of heads, and queries
-    that grow with their position; None where there is none of it. Norms of all heads together are
-    computed before RoPE.
+    """Norms of heads after RoPE, norms with weights for each head, layer norms of heads, and
+    queries that grow with their position; None if a layer has none of these. Norms over all heads
+    together are computed elsewhere, before RoPE.
     """
     norms = [] if a.norm_whole else [n for n in (a.q_norm, a.k_norm) if n is not None]
     last = a.norm_after_rope and not commutes_with_rope(a)
@@ -26,8 +26,8 @@ def unusual_heads(a: Attention) -> UnusualHeads | None:
 
 
 def commutes_with_rope(a: Attention) -> bool:
-    """Whether norms of heads are the same before RoPE: those without weights, since a rotation
-    changes no length.
+    """Whether norms of heads give the same before RoPE as after it: norms without weights do,
+    because a rotation does not change lengths.
     """
     norms = [n for n in (a.q_norm, a.k_norm) if n is not None]
     rotation = a.rope is None or a.rope.magnitude == 1

@@ -1,7 +1,7 @@
-"""CUDA graphs of steps that repeat: launching the kernels of a small model's step costs the CPU
-more time than the GPU needs to run them.
+"""CUDA graphs of repeated steps. They pay because the CPU takes longer to launch the kernels of a
+small model's step than the GPU takes to run them.
 
-Everything that changes between steps of one shape is in memory at a fixed address, or at one of a
+All values that change between steps of one shape are in memory at a fixed address, or at one of a
 few addresses. A step is a function that launches kernels; nothing here depends on models.
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from ..arrays import Array
 
-KEPT = 64  # graphs; each takes one or two megabytes of the host for a model of 30 layers
-MOST_SHAPES = 1024  # shapes remembered without a graph
-EAGER_STEPS = 2  # of a shape, before one is recorded: that takes longer than these
+KEPT = 64  # graphs; each takes one or two megabytes of host memory for a model of 30 layers
+MOST_SHAPES = 1024  # shapes without a graph that are remembered
+EAGER_STEPS = 2  # steps of a shape before its graph is recorded, which takes longer than these
 
 Key = tuple[Hashable, int]  # shape of a step, and index of the memory that holds its integers
 
@@ -24,13 +24,13 @@ class Graphs:
 
     def __init__(self, device: Any) -> None:
         self.device = device
-        self._graphs: dict[Key, tuple[Any, Array]] = {}  # the last used last
-        self._seen: dict[Hashable, int] = {}  # steps of a shape that ran without a graph
+        self._graphs: dict[Key, tuple[Any, Array]] = {}  # least recently used first
+        self._seen: dict[Hashable, int] = {}  # shape -> steps that ran without a graph
 
     def run(self, shape: Hashable, place: int, often: bool, launch: Callable[[], Array]) -> Array:
-        """Calls launch() for the first EAGER_STEPS of a shape, one if it comes often, and replays a
-        graph of it from then on; the result then has the same address each time. place: index of
-        the memory that holds the step's integers. Only the KEPT graphs used last are kept.
+        """Calls launch() for the first EAGER_STEPS steps of a shape (1 if it comes often), and
+        replays a graph from then on; the result then always has the same address. place: index of
+        the memory that holds the step's integers. The KEPT most recently used graphs are kept.
         """
         key = shape, place
         if key in self._graphs:

@@ -1,11 +1,13 @@
-"""Pads steps, so that steps of many sizes have few shapes and graphs are found for them.
+"""Pads steps, so that steps of many sizes have few shapes and can replay graphs.
 
-A server's steps mix decode tokens with prompts of every length. Without padding hardly two of them
-have one shape, and each is launched kernel by kernel, which takes the CPU longer than the GPU
-computes. Of decode steps for many sequences each size would have graphs, which take the host's
-memory. The tokens that pad a step are at position 0 of sequences of their own, whose keys and
-values go to a page, and whose recurrent states go to a state, that no other sequence has. They
-begin without a state, and nobody reads their output. Nothing here knows devices or kernels.
+A server's steps mix decode tokens with prompts of every length. Without padding, hardly two steps
+have the same shape, and each is launched kernel by kernel, which takes the CPU longer than the GPU
+needs to compute. Decode steps of many sequences would need graphs for every size, which take host
+memory.
+
+The tokens that pad a step are at position 0 of their own sequences. Keys and values of these
+sequences go to a spare page, and recurrent states to a spare state, which no other sequence has.
+They begin without a state, and nobody reads their output. Nothing here knows devices or kernels.
 
 Letters: T tokens, S sequences, R rows, as in interface.py.
 """
@@ -20,27 +22,27 @@ from numpy.typing import NDArray
 
 from ...interface import Step
 
-LEAST = 8  # tokens and sequences are multiples of it, and above 128 of more
+LEAST = 8  # numbers of tokens and sequences are multiples of it; above 128, of larger numbers
 EXACT = 16  # decode steps of at most so many sequences are not padded
-FEW = 16  # tokens that pad a step with prompts have a sequence for so many, while there are some
+FEW = 16  # padding tokens per padding sequence, in a step with prompts, while sequences are left
 
 Ints = NDArray[np.int32]
-# Of each group of the cache, how the page table of a sequence that pads a step begins: with a page,
-# or with NO_STATE and a state.
+# For each group of the cache, the beginning of the page table of a padding sequence: a page, or
+# NO_STATE and a state.
 Spare = Sequence[tuple[int, ...]]
 
 
 def rounded(n: int) -> int:
-    """n, at least 1, rounded up to a multiple of LEAST, or of the sixteenth of a power of two that
-    is not less: by an eighth at most.
+    """n, at least 1, rounded up to a multiple of LEAST, or of a sixteenth of the next power of two
+    if that is larger. Above 64, n grows by at most an eighth.
     """
     unit = max(LEAST, power_of_two(n) // 16)
     return -(-n // unit) * unit
 
 
 def coarse(n: int) -> int:
-    """n, at least 1, rounded up to a power of two, or above LEAST to a multiple of LEAST or of a
-    quarter of it: for what costs little where nothing is.
+    """n, at least 1, rounded up coarsely: to a power of two up to LEAST, and above it to a multiple
+    of a quarter of the next power of two, or of LEAST. For padding that costs little.
     """
     power = power_of_two(n)
     unit = max(LEAST, power // 4)
@@ -48,9 +50,9 @@ def coarse(n: int) -> int:
 
 
 def padded(step: Step, spare: Spare, most: int, most_sequences: int) -> Step:
-    """The step with T, S and R rounded up: in a step with prompts T to `most` at most, in a decode
-    step all three to `most_sequences`. The step itself if all tokens of its prompts are rows, or
-    it is small, or a single prompt of such a T.
+    """The step with T, S and R rounded up. T is at most `most` in a step with prompts; all three
+    are at most `most_sequences` in a decode step. Some steps are returned as they are: small ones,
+    those with prompts whose tokens are all rows, and a single prompt whose T needs no rounding.
     """
     n, n_seq, n_rows = len(step.ids), len(step.page_tables[0]), len(step.rows)
     if n_rows == n_seq == n > EXACT:
@@ -59,10 +61,10 @@ def padded(step: Step, spare: Spare, most: int, most_sequences: int) -> Step:
     more = n_to - n
     if n_seq == n or n_rows == n or (n_seq == 1 and not more):
         return step
-    # Sequences, with those of the tokens that pad the step, go with the number of rows, unless many
-    # prompts go on after the step. They are fewer than tokens, as rows are: else it would be a
-    # step of another kind. With few rows they are few, because kernels may choose by the tokens of
-    # a sequence on average (delta_net.py).
+    # The number of sequences, with those that pad the step, follows from the number of rows, unless
+    # many prompts go on after the step. There must be fewer sequences than tokens, and fewer rows,
+    # because otherwise the step would be of another kind. With few rows there are few sequences,
+    # because kernels may be chosen by the average tokens per sequence (delta_net.py).
     needed = n_seq + bool(more)
     n_seq_to = coarse(max(n_rows, 1))
     n_seq_to += min(n_seq_to, LEAST)
@@ -89,7 +91,7 @@ def padded(step: Step, spare: Spare, most: int, most_sequences: int) -> Step:
 
 
 def _padded_decode(step: Step, spare: Spare, n_to: int) -> Step:
-    """The decode step with n_to tokens, each the only one of its sequence, and a row."""
+    """The decode step with n_to tokens; each is the only token of its sequence, and a row."""
     n = len(step.ids)
     if n_to <= n:
         return step
@@ -105,8 +107,8 @@ def _padded_decode(step: Step, spare: Spare, n_to: int) -> Step:
 
 
 def filled(tiles: Ints) -> Ints:
-    """Attention tiles[n, 4] (plan_tiles) with tiles that have no split, whose CTAs end at once, to
-    a rounded number; none if there are none.
+    """Attention tiles[n, 4] (plan_tiles), padded to a rounded number by tiles without a split,
+    whose CTAs end at once. No tiles stay no tiles.
     """
     if not len(tiles):
         return tiles
@@ -115,8 +117,8 @@ def filled(tiles: Ints) -> Ints:
 
 
 def filled_with_copies(tiles: Ints, positions: Ints) -> Ints:
-    """Tiles[n, 4] of prefill attention with copies of a cheap one, to a rounded number: that of the
-    lowest position, which writes the same values twice; none if there are none.
+    """Tiles[n, 4] of prefill attention, padded to a rounded number by copies of the tile with the
+    lowest position, which is cheap and writes the same values again. No tiles stay no tiles.
     """
     if not len(tiles):
         return tiles
@@ -131,7 +133,7 @@ def power_of_two(n: int) -> int:
 
 
 def _with_spare(step: Step, spare: Spare, n_rows: int) -> tuple[Ints, ...]:
-    """The page tables[S, P] with n_rows rows, of which the new ones begin with what is spare."""
+    """The page tables[S, P] with n_rows rows; the new rows begin with the spare page or state."""
     tables = []
     for table, first in zip(step.page_tables, spare, strict=True):
         out = np.zeros((n_rows, table.shape[1]), np.int32)

@@ -1,7 +1,7 @@
-"""Uploads the integers of a step: everything that changes from step to step, in one copy.
+"""Uploads the integers of a step: all inputs that change from step to step, in one copy.
 
-They pass through rotating page-locked memory, so that steps can be enqueued ahead, and arrive at
-fixed addresses, so that a captured graph finds them. Decode steps alternate between PLACES device
+The copy goes through rotating page-locked memory, so that steps can be enqueued ahead, to fixed
+addresses, so that a captured graph finds the integers. Decode steps alternate between PLACES device
 buffers, so that one buffer is filled while the previous step uses the other. Nothing here depends
 on weights or activations.
 """
@@ -30,8 +30,8 @@ from .splits import plan_decode_tiles
 IN_FLIGHT = 4  # steps whose uploads and results may be in flight
 PLACES = 2  # device buffers of decode steps, used alternately; all other steps share one
 SMALLEST = 1 << 22  # least bytes of a device buffer: growing later would drop all graphs
-LEAST_PAGES = 64  # columns of page tables, which are a part of the shape
-OFTEN = 5000  # decode steps of a shape from which on PLACES buffers take turns
+LEAST_PAGES = 64  # least columns of page tables; the number is a part of the shape
+OFTEN = 5000  # after so many decode steps of a shape, PLACES buffers take turns
 MAX_KEPT = 256  # step shapes whose addresses are kept
 NO_TILES = np.zeros((0, 4), np.int32)
 NOTHING = np.zeros(0, np.int32), np.zeros(0, np.int32)
@@ -40,7 +40,7 @@ Ints = NDArray[np.int32]
 
 
 class Kernels(Protocol):
-    """What a step needs to know of the kernels for one head shape (attention.py)."""
+    """The properties of the kernels for one head shape (attention.py) that a step needs."""
 
     heads: Heads
     decode: Any
@@ -53,7 +53,7 @@ class AttentionTiles:
 
     n_tiles: int
     n_prefill_tiles: int
-    n_split: int  # splits of a token's context, at most
+    n_split: int  # most splits of a token's context
     tiles: Memory
     prefill_tiles: Memory  # tiles of the sequences that prefill attention takes
 
@@ -74,7 +74,7 @@ class StepBatch:
 
     shape: tuple[int, ...]  # steps of equal shape run the same kernels
     place: int  # steps of equal shape and place also use the same addresses
-    often: bool  # OFTEN steps of this shape have come
+    often: bool  # this shape has come OFTEN times
     n_tokens: int
     n_rows: int
     decode: bool  # each token is the only one of its sequence
@@ -86,17 +86,17 @@ class StepBatch:
     step_class: StepClass
     unfused_class: StepClass
     sequences: Memory  # [T]
-    first: Memory  # [S + 1], the first token of each sequence, if there are states
-    states: tuple[Memory, ...]  # [S, 2], of each group of recurrent states: read, written
+    first: Memory  # [S + 1], the first token of each sequence, if there are recurrent states
+    states: tuple[Memory, ...]  # [S, 2] for each recurrent group: states to read and to write
     n_sequences: int
 
 
 class StepUpload:
     """Uploads steps. `moving()` is called before the destination addresses change.
 
-    kernels: one per head shape. kernel_of_group: index into `kernels` per group of the KV cache
-    that has pages; groups of recurrent states stand after these. spare: per group, states
-    included, see padding.py. max_split_tokens: sequences whose context may be split over CTAs.
+    kernels: one per head shape. kernel_of_group: index into `kernels` for each group with pages;
+    recurrent groups follow these. spare: one entry per group, recurrent groups included; see
+    padding.py. max_split_tokens: the most sequences whose contexts may be split over CTAs.
     """
 
     def __init__(
@@ -128,15 +128,17 @@ class StepUpload:
         self._depths = b""  # of the last decode step that was planned
         self._tiles: list[Ints] = []
         self._splits: list[int] = []
-        self.rehearsing = False  # whether the shapes of steps are to count as frequent
-        self._times: dict[tuple[int, ...], int] = {}  # up to OFTEN, by shape; the last used last
+        self.rehearsing = False  # whether all shapes count as frequent
+        # shape -> steps so far, at most OFTEN; least recently used first
+        self._times: dict[tuple[int, ...], int] = {}
 
     def upload(
         self, step: Step, pad_to: tuple[int, int] | None = None, argmax: bool = False
     ) -> StepBatch:
-        """Upload ids, positions and their pages, sequences, rows, page tables and attention
-        tiles. pad_to: tokens to which a step with prompts is padded at most, and sequences to which
-        a decode step is; None: nothing is padded. argmax: steps with and without are counted apart.
+        """Upload ids, positions and their pages, sequences, rows, page tables and attention tiles.
+
+        pad_to: the most tokens of a padded step with prompts, and the most sequences of a padded
+        decode step; None: no padding. argmax: steps with and without argmax are counted apart.
         """
         n_paged = len(self._kernel_of_group)
         has_prompts = len(step.page_tables[0]) < len(step.ids)
@@ -207,8 +209,9 @@ class StepUpload:
             yield f"f16 tables {g}", into
 
     def _send(self, host: Ints, place: int, copied: Any) -> None:
-        """Copy after the step before if that uses the same buffer; else while it runs, on another
-        stream, after those that use this buffer.
+        """Copy the integers to a buffer. If the step before uses the same buffer, the copy follows
+        it on its stream. Otherwise another stream copies while that step runs, after earlier steps
+        that use this buffer.
         """
         stream = self.device.stream
         if place != self._place:
@@ -223,8 +226,8 @@ class StepUpload:
         self.n_steps += 1
 
     def _plan(self, step: Step) -> tuple[list[Ints], list[Ints], list[int]]:
-        """Attention tiles, prefill tiles and splits to launch, per head shape. Those of decode
-        steps change rarely and are kept.
+        """Attention tiles, prefill tiles and splits to launch, per head shape. Decode steps keep
+        theirs, because they change rarely.
         """
         tokens = step.positions, step.sequences
         if len(step.page_tables[0]) < len(step.ids):
@@ -247,20 +250,20 @@ class StepUpload:
         return self._tiles, [NO_TILES] * len(self._tiles), self._splits
 
     def _comes_often(self, shape: tuple[int, ...]) -> bool:
-        """Counts a step of this shape. Returns whether OFTEN of them have come, or a rehearsal says
-        that they will.
+        """Counts a step of this shape. Returns whether it has come OFTEN times, or will according
+        to a rehearsal.
         """
         times = self._times.pop(shape, 0) + 1
         if self.rehearsing:
             times = OFTEN
-        if len(self._times) >= MAX_KEPT:  # the shape that was used longest ago
+        if len(self._times) >= MAX_KEPT:  # drop the least recently used shape
             del self._times[next(iter(self._times))]
         self._times[shape] = min(times, OFTEN)
         return times >= OFTEN
 
     def _next_place(self, often: bool) -> int:
-        """The buffer of a decode step. One that is free while the step before runs saves a few
-        microseconds, which only many steps are worth: each place takes a graph of its own.
+        """The buffer of a decode step. A buffer that is free while the step before runs saves a few
+        microseconds. Only frequent shapes get one, because each place needs its own graph.
         """
         return (self._place + 1) % PLACES if often and self._place < PLACES else 0
 
@@ -321,7 +324,7 @@ class StepUpload:
 
 
 def _parts_of_states(states: Sequence[Ints], sequences: Ints) -> dict[str, Ints]:
-    """What kernels with recurrent states take of a step."""
+    """The integers that kernels with recurrent states need."""
     if not states:
         return {}
     numbers = np.arange(len(states[0]) + 1)

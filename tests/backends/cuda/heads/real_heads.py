@@ -51,7 +51,7 @@ def _attention(name: str) -> Tiny:
 
 
 def _hybrid(model: Tiny) -> Tiny:
-    """A gated delta net with two heads of values for one of keys, and attention behind it."""
+    """A gated delta net with two value heads for one key head, and attention after it."""
     settings = {
         **{"ssm.state_size": 128, "ssm.inner_size": 256, "ssm.group_count": 1},
         **{"ssm.time_step_rank": 2, "full_attention_interval": 2, "rope.dimension_count": 64},

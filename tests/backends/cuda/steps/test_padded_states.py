@@ -1,6 +1,6 @@
 """Steps of models with recurrent states are padded, and no bit of what was asked for changes.
 
-What the tokens that pad a step leave behind is NaN here before the first step.
+The state that padding tokens write is NaN here before the first step.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_logits_have_the_bits_of_steps_that_are_not_padded(load, sizes):
 
 def answers(engine: Engine) -> list[list[tuple[int, float]]]:
     """Tokens and their probabilities: of prompts with so few pages that some are evaluated again,
-    and of some that go on where another one ended, before that, and behind its first page.
+    and of some that go on where another one ended, before that, and after its first page.
     """
 
     def add(ids: list[int], n: int, **options: Any) -> Any:

@@ -22,7 +22,7 @@ def d_pair(p, q):
 
 @njit
 def m_pair(p, q):
-    """f16 behind the scale of two blocks -> f32x2."""
+    """f16 after the scale of two blocks -> f32x2."""
     return simd.pair(f16(p + 2), f16(q + 2))
 
 
