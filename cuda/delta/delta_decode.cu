@@ -27,7 +27,7 @@ struct DecodeTraits {
     static constexpr int CTAS = THREADS < THREADS_AT_ONCE ? THREADS_AT_ONCE / THREADS : 1;
 };
 
-// Dynamic shared memory, behind that of ColumnPipeline.
+// Dynamic shared memory, after that of ColumnPipeline.
 template <int QUADS, int CLUSTER, int TAPS>
 struct DecodeStorage {
     static constexpr int N_CHANNELS = DecodeTraits<QUADS, CLUSTER>::N_CHANNELS;
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(DecodeTraits<QUADS, CLUSTER>::THREADS,
     const int stride = gridDim.y;
     int token = blockIdx.y, read = p.pages[2 * token], written = p.pages[2 * token + 1];
     const bool inside = column < p.size;
-    // The page that a token reads, NO_STATE behind the last one.
+    // The page that a token reads, NO_STATE after the last one.
     const auto page_of = [&](int t) { return t < p.n_tokens ? load_now(p.pages + 2 * t) : NO_STATE; };
     Column<QUADS> m;
     ColumnPipeline<QUADS, Traits::THREADS, STAGES> pipeline{memory + threadIdx.x, 0};

@@ -36,14 +36,14 @@ class ChatFormat:
     section_open, section_close: around all calls; call_open, call_close: around each; "" is none.
     bare_calls: first characters of calls that stand at the beginning without an opener.
     section_gap: white space between the markers of a section and its calls; call_gap: what is
-    written behind call_open and before call_close; between: what is written between calls;
+    written after call_open and before call_close; between: what is written between calls;
     listed: calls stand in a list; section_each: every call has a section.
     hints: texts by which a prompt with tools shows the format, besides its openers.
     also: further markers. dropped: markers around text that say nothing.
-    reasoning_anywhere: reasoning stands behind text too, not at the beginning alone.
+    reasoning_anywhere: reasoning stands after text too, not at the beginning alone.
     after_reasoning: what a call that follows reasoning must have before it; "" is white space.
     reasoning_opened: whether the template's generation prompt ends inside reasoning.
-    begun: a marker that the generation prompt ends with, so that the answer begins behind it.
+    begun: a marker that the generation prompt ends with, so that the answer begins after it.
     channels: the answer is several messages, which have markers of their own.
     needs_instructions: the template says nothing of tools, so a system message must.
     """
@@ -93,7 +93,7 @@ class ChatFormat:
 
     @property
     def openers(self) -> tuple[str, ...]:
-        """Markers behind which a call may stand."""
+        """Markers after which a call may stand."""
         if self.syntax is None:
             return ()
         return tuple(m for m in (self.section_open, self.call_open) if m)
@@ -112,7 +112,7 @@ class ChatFormat:
         return tuple(dict.fromkeys(t.strip() for t in texts if t.strip()))
 
     def read_call(self, reader: AnswerReader) -> Steps[None]:
-        """One call of the format's syntax, read from behind its opener."""
+        """One call of the format's syntax, read from after its opener."""
         if self.syntax is not None:
             yield from self.syntax.read(reader)
 

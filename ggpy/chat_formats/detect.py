@@ -36,7 +36,7 @@ REASONING = (  # pairs of markers that models were trained with
     ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
 )
 
-ANSWERS = (  # around the text behind reasoning: ERNIE and Granite, Hunyuan
+ANSWERS = (  # around the text after reasoning: ERNIE and Granite, Hunyuan
     ("<response>", "</response>"),
     ("<answer>", "</answer>"),
 )
@@ -223,7 +223,7 @@ def _hinted(render: Render) -> ChatFormat:
 
 
 def _reasoning(render: Render, found: ChatFormat) -> tuple[str, str, bool]:
-    """Markers of reasoning, and whether the prompt of a question ends behind the first."""
+    """Markers of reasoning, and whether the prompt of a question ends after the first."""
     prompt = _attempt(render, [_QUESTION], None).rstrip()
     thinking = _attempt(render, [_QUESTION], None, enable_thinking=True, thinking=True).rstrip()
     written = _attempt(

@@ -44,7 +44,7 @@ class JsonObjects:
     key_is_name: bool = False
     first: tuple[str, ...] = ()  # keys that a bare object must begin with; any, where empty
     before: str = ""  # members that a grammar writes before the name, as a rule of it
-    after: str = ""  # and behind the arguments
+    after: str = ""  # and after the arguments
 
     def read(self, reader: AnswerReader) -> Steps[None]:
         """One object, with its deltas."""
@@ -129,7 +129,7 @@ class NameThenJson:
     """A header with the name, `opener`, and the arguments as a JSON object.
 
     header: matches what stands before `opener`, with a group `name`. written: how a grammar writes
-    it, with {name}. id_open: what stands before an id of nine characters behind the name, if there
+    it, with {name}. id_open: what stands before an id of nine characters after the name, if there
     is one.
     """
 

@@ -17,9 +17,7 @@ from .reader import AnswerReader, MalformedCall, Steps, markers_pattern
 if TYPE_CHECKING:
     from .chat_format import ChatFormat
 
-_AFTER_CALL = re.compile(
-    r"[\s\]}),;`]*"
-)  # what models leave behind a call, and no text begins with
+_AFTER_CALL = re.compile(r"[\s\]}),;`]*")  # what models leave after a call, and no text begins with
 _BETWEEN_CALLS = re.compile(r"[\s\[,;]*")
 
 
@@ -72,7 +70,7 @@ class ChatParser:
         if self._reasoning:
             yield from self._begin_with_reasoning()
         if self._format.begun:
-            yield from self._behind_begun()
+            yield from self._after_begun()
         yield from self._bare_calls()
         openers = self._openers()
         while (opener := (yield from self._text_until(openers))) is not None:
@@ -152,7 +150,7 @@ class ChatParser:
     # Calls
 
     def _bare_calls(self) -> Steps[None]:
-        """Calls without a marker are the whole answer, so they stand at its beginning, or behind a
+        """Calls without a marker are the whole answer, so they stand at its beginning, or after a
         marker that says nothing.
         """
         reader = self._reader
@@ -166,7 +164,7 @@ class ChatParser:
         else:
             reader.rewind(0)
 
-    def _behind_begun(self) -> Steps[None]:
+    def _after_begun(self) -> Steps[None]:
         """What the answer begins with, where the prompt has written the first of its marker."""
         reader, begun = self._reader, self._format.begun
         for marker in self._format.dropped:
@@ -180,7 +178,7 @@ class ChatParser:
             yield from self._calls("")
 
     def _calls(self, opener: str) -> Steps[None]:
-        """Calls behind an opener. The opener of what is no call is text; the rest is read again."""
+        """Calls after an opener. The opener of what is no call is text; the rest is read again."""
         reader = self._reader
         self._opener = opener
         try:
@@ -196,7 +194,7 @@ class ChatParser:
                 reader.pos = len(reader.text)
 
     def _several(self, opener: str) -> Steps[None]:
-        """Calls, from behind an opener to behind what closes them."""
+        """Calls, from after an opener to after what closes them."""
         reader, chat_format = self._reader, self._format
         opened = not chat_format.section_open or opener != chat_format.section_open
         while True:
@@ -233,7 +231,7 @@ class ChatParser:
         return bool(marker) and (yield from self._reader.accept(marker))
 
     def _another(self, left: str) -> Steps[bool]:
-        """Whether a further call follows without an opener, behind what was `left` by the last."""
+        """Whether a further call follows without an opener, after what was `left` by the last."""
         following = yield from self._reader.peek()
         return bool(following) and self._format.continues(left, following)
 

@@ -90,7 +90,7 @@ def _first(name: str, calls: str) -> str:
 
 
 def test_calls_in_the_history_are_those_of_an_answer(family: Published, found: ChatFormat) -> None:
-    """What the prompt says of earlier calls, the parser reads; results stand behind it."""
+    """What the prompt says of earlier calls, the parser reads; results stand after it."""
     messages = [USER, calling(content="I look."), *RESULTS, {"role": "user", "content": "And?"}]
     prompt = rendering(family.source)(messages)
     results = [prompt.index(f"result {i}") for i in range(2)]

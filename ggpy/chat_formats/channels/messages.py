@@ -41,7 +41,7 @@ class Messages:
         raise NotImplementedError
 
     def call_end(self) -> str:
-        """What stands behind the arguments of a call, for a grammar."""
+        """What stands after the arguments of a call, for a grammar."""
         return ""
 
     def read(self, reader: AnswerReader, reasoning: bool) -> Steps[None]:
@@ -75,7 +75,7 @@ class Messages:
         return text + MESSAGE
 
     def _message(self, reader: AnswerReader, header: str, reasoning: bool) -> Steps[str]:
-        """The message behind a header; the marker that ends it, or "" at the end."""
+        """The message after a header; the marker that ends it, or "" at the end."""
         raise NotImplementedError
 
     def _thought(self, reader: AnswerReader, header: str, reasoning: bool) -> Steps[str]:

@@ -147,7 +147,7 @@ def test_a_step(machine, shape, tiled, lengths):
 
 @pytest.mark.parametrize("lengths", [[64], [200, 3, 64, 100], [1] * 33 + [70]], ids=str)
 def test_chunks(machine, lengths):
-    """Sequences of chunks alone, with tokens behind the last chunk, and of fewer tokens."""
+    """Sequences of chunks alone, with tokens after the last chunk, and of fewer tokens."""
     if not has_chunks(SHAPES[2][0], machine.arch):
         pytest.skip(f"{machine.arch} multiplies no bf16")
     for shape, tiled in ((SHAPES[2]), (DeltaShape(2, 4, 128, 4), False)):

@@ -94,7 +94,7 @@ def test_streams_and_several_answers(client: openai.OpenAI, logprobs: bool) -> N
             assert data.decode("utf-8", "replace").replace("<s>", "") == content
 
 
-def test_a_stop_string_and_bans_behind_the_limit(thinker: RunningServer) -> None:
+def test_a_stop_string_and_bans_after_the_limit(thinker: RunningServer) -> None:
     body = {**OPTIONS, "reasoning_budget_message": " So STOP", "stop": ["STOP"]}
     choice = thinker.post(CHAT, **body).json()["choices"][0]
     assert choice["finish_reason"] == "stop" and choice["message"]["content"] in ("", None)
@@ -104,7 +104,7 @@ def test_a_stop_string_and_bans_behind_the_limit(thinker: RunningServer) -> None
     assert choice["message"]["content"]
 
 
-def test_a_demanded_call_behind_reasoning(client: openai.OpenAI) -> None:
+def test_a_demanded_call_after_reasoning(client: openai.OpenAI) -> None:
     options = {**OPTIONS, "max_tokens": 300, "temperature": 0}
     answer = client.chat.completions.create(**options, tools=TOOLS, tool_choice="required")
     (choice,) = answer.choices

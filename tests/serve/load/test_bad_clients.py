@@ -123,7 +123,7 @@ def test_headers_without_end(server: RunningServer, line: bytes) -> None:
         assert not told or status(told) == 431
 
 
-def test_headers_without_end_behind_a_stream(server: RunningServer) -> None:
+def test_headers_without_end_after_a_stream(server: RunningServer) -> None:
     data = json.dumps(ENDLESS).encode()
     with undisturbed(server), connected(server) as sock:
         sock.sendall(head(CHAT, len(data)) + data)
