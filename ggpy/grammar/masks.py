@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cache
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from .trial import STACK, Trial
 MAX_KEPT = 64  # compiled grammars of a tokenizer
 ENOUGH_CORES = 4  # for threads that make masks
 MAX_THREADS = 8  # that make masks: 64 masks of strings take less than a millisecond then
+ALONE = 3e-4  # seconds for which one thread makes masks: with the others it takes 8e-4 at least
 
 _trial = Trial()
 _stack_lock = threading.Lock()
@@ -52,19 +54,20 @@ class GrammarMask:
 
     @staticmethod
     def fill_many(masks: Sequence[GrammarMask], rows: NDArray[np.int32]) -> list[Exception | None]:
-        """Writes rows[k, n_words(V)] of k masks; the error of each, or None. In threads, where
-        there are cores for them: bounded strings take a tenth of a millisecond each.
+        """Writes rows[k, n_words(V)] of k masks; the error of each, or None. One thread makes
+        masks for ALONE seconds; several make the others, where there are cores for them. Most
+        masks take a few microseconds, those of bounded strings a tenth of a millisecond.
         """
         if rows.shape[1] != masks[0]._n or not rows.flags.c_contiguous:
             raise ValueError(f"masks have {masks[0]._n} words each, the rows {rows.shape}")
         matchers, nbytes = [mask._matcher for mask in masks], 4 * masks[0]._n
-        executor = _executor() if len(masks) > 1 else None
-        if executor is None:
-            for matcher, row in zip(matchers, rows, strict=True):
-                matcher.unsafe_compute_mask_ptr(row.ctypes.data, nbytes)
-        else:
-            places = [(matcher, i) for i, matcher in enumerate(matchers)]
-            executor.unsafe_compute_mask_ptr(places, rows.ctypes.data, nbytes, len(masks))
+        end = perf_counter() + ALONE
+        for i, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
+            if perf_counter() > end and (executor := _executor()) is not None:
+                places = [(other, i + j) for j, other in enumerate(matchers[i:])]
+                executor.unsafe_compute_mask_ptr(places, rows.ctypes.data, nbytes, len(masks))
+                break
+            matcher.unsafe_compute_mask_ptr(row.ctypes.data, nbytes)
         return [_too_complex(m.get_error()) if m.is_error() else None for m in matchers]
 
     def accept(self, token: int) -> None:

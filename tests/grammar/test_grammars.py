@@ -6,6 +6,7 @@ import builtins
 import json
 import threading
 import time
+from itertools import count
 
 import numpy as np
 import pytest
@@ -115,9 +116,12 @@ def test_a_row_may_be_longer_and_must_not_be_shorter(grammars):
         grammars.compile("regex", "a").fill(np.zeros(14, np.int32))
 
 
-@pytest.mark.parametrize("cores", [1, 8])
-def test_many_masks_together_are_those_one_by_one(grammars, tokenizer, monkeypatch, cores):
+@pytest.mark.parametrize(("cores", "alone"), [(1, 0), (8, 0), (8, 2), (8, 9)])
+def test_many_masks_together_are_those_one_by_one(grammars, tokenizer, monkeypatch, cores, alone):
+    """One thread makes all of them, none, or the first two."""
     monkeypatch.setattr(masks, "usable_cores", lambda: cores)
+    monkeypatch.setattr(masks, "ALONE", alone)
+    monkeypatch.setattr(masks, "perf_counter", count().__next__)
     masks._executor.cache_clear()
     made = [grammars.compile("regex", "[ab]{2,5}c") for _ in range(5)]
     n = masks.n_words(tokenizer.n_vocab)
@@ -126,11 +130,11 @@ def test_many_masks_together_are_those_one_by_one(grammars, tokenizer, monkeypat
             row = np.zeros(n, np.int32)
             mask.fill(row)
             mask.accept(int(allowed_tokens(row, tokenizer.n_vocab).argmax()))
-    rows, alone = np.full((2, 5, n), -1, np.int32)
+    rows, expected = np.full((2, 5, n), -1, np.int32)
     assert masks.GrammarMask.fill_many(made, rows) == [None] * 5
-    for mask, row in zip(made, alone, strict=True):
+    for mask, row in zip(made, expected, strict=True):
         mask.fill(row)
-    assert np.array_equal(rows, alone) and len({row.tobytes() for row in rows}) > 1
+    assert np.array_equal(rows, expected) and len({row.tobytes() for row in rows}) > 1
 
 
 def test_sequences_have_masks_of_their_own(grammars, tokenizer):
