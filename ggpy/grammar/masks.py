@@ -26,7 +26,8 @@ from .trial import STACK, Trial
 MAX_KEPT = 64  # compiled grammars of a tokenizer
 ENOUGH_CORES = 4  # for threads that make masks
 MAX_THREADS = 8  # that make masks: 64 masks of strings take less than a millisecond then
-ALONE = 3e-4  # seconds for which one thread makes masks: with the others it takes 8e-4 at least
+ENOUGH_SEEN = 4  # masks that one thread makes, by which it judges the others
+WORTH_THREADS = 1.5e-3  # seconds of masks: threads take at least half of it, and cores of others
 
 _trial = Trial()
 _stack_lock = threading.Lock()
@@ -54,16 +55,20 @@ class GrammarMask:
 
     @staticmethod
     def fill_many(masks: Sequence[GrammarMask], rows: NDArray[np.int32]) -> list[Exception | None]:
-        """Writes rows[k, n_words(V)] of k masks; the error of each, or None. One thread makes
-        masks for ALONE seconds; several make the others, where there are cores for them. Most
-        masks take a few microseconds, those of bounded strings a tenth of a millisecond.
+        """Writes rows[k, n_words(V)] of k masks; the error of each, or None.
+
+        Most masks take some 10 microseconds, those of bounded strings 100. One thread makes them,
+        unless the others would take it more than WORTH_THREADS at the pace of the first ones.
         """
         if rows.shape[1] != masks[0]._n or not rows.flags.c_contiguous:
             raise ValueError(f"masks have {masks[0]._n} words each, the rows {rows.shape}")
         matchers, nbytes = [mask._matcher for mask in masks], 4 * masks[0]._n
-        end = perf_counter() + ALONE
+        begin = perf_counter()
         for i, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
-            if perf_counter() > end and (executor := _executor()) is not None:
+            slow = (
+                i >= ENOUGH_SEEN and (perf_counter() - begin) / i * (len(masks) - i) > WORTH_THREADS
+            )
+            if slow and (executor := _executor()) is not None:
                 places = [(other, i + j) for j, other in enumerate(matchers[i:])]
                 executor.unsafe_compute_mask_ptr(places, rows.ctypes.data, nbytes, len(masks))
                 break

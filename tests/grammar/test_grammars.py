@@ -116,11 +116,12 @@ def test_a_row_may_be_longer_and_must_not_be_shorter(grammars):
         grammars.compile("regex", "a").fill(np.zeros(14, np.int32))
 
 
-@pytest.mark.parametrize(("cores", "alone"), [(1, 0), (8, 0), (8, 2), (8, 9)])
-def test_many_masks_together_are_those_one_by_one(grammars, tokenizer, monkeypatch, cores, alone):
-    """One thread makes all of them, none, or the first two."""
+@pytest.mark.parametrize(("cores", "worth"), [(1, 0), (8, 0), (8, 0.3), (8, 9)])
+def test_many_masks_together_are_those_one_by_one(grammars, tokenizer, monkeypatch, cores, worth):
+    """One thread makes all of them, or the first four, or the first one and a slow one."""
     monkeypatch.setattr(masks, "usable_cores", lambda: cores)
-    monkeypatch.setattr(masks, "ALONE", alone)
+    monkeypatch.setattr(masks, "ENOUGH_SEEN", 1 if worth else 4)
+    monkeypatch.setattr(masks, "WORTH_THREADS", worth)
     monkeypatch.setattr(masks, "perf_counter", count().__next__)
     masks._executor.cache_clear()
     made = [grammars.compile("regex", "[ab]{2,5}c") for _ in range(5)]
