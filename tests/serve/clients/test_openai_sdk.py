@@ -33,13 +33,13 @@ def test_models(client: openai.OpenAI) -> None:
 # Tools
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 3, 4])  # of two calls, four and one
 def test_a_call_that_is_demanded(client: openai.OpenAI, seed: int) -> None:
     answer = client.chat.completions.create(
         messages=HELLO,
         tools=TOOLS,
         tool_choice="required",
-        **{**OPTIONS, "temperature": 1, "max_tokens": 400},  # as many calls as a draw wants
+        **{**OPTIONS, "temperature": 1, "max_tokens": 400},
         seed=seed,
     )
     (choice,) = answer.choices
