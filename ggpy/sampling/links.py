@@ -44,6 +44,7 @@ class Link(ABC):
 
     name: ClassVar[str] = ""  # of SamplingParams.samplers; none: it is on whatever they are
     has_kernel: ClassVar[bool] = False  # a row in which a link without one is active runs in numpy
+    obeys_min_keep: ClassVar[bool] = False  # which kernels do not know
 
     @abstractmethod
     def active(self, params: SamplingParams) -> bool:
@@ -51,7 +52,7 @@ class Link(ABC):
 
     def fits_kernel(self, params: SamplingParams) -> bool:
         """Whether the kernel does what the link does with these parameters."""
-        return self.has_kernel
+        return self.has_kernel and not (self.obeys_min_keep and params.min_keep > 1)
 
     def row(self, params: SamplingParams) -> Row:
         """Returns fields of the kernel's SampleRow, for a link that has a kernel, active or not.
@@ -189,6 +190,7 @@ class TopK(Filter):
 
 class TypicalP(Filter):
     name = "typ_p"
+    obeys_min_keep = True
 
     def active(self, params: SamplingParams) -> bool:
         return params.typical_p < 1
@@ -198,14 +200,11 @@ class TypicalP(Filter):
 
 
 class TopP(Filter):
-    has_kernel = keeps_best = True
+    has_kernel = keeps_best = obeys_min_keep = True
     name = "top_p"
 
     def active(self, params: SamplingParams) -> bool:
         return params.top_p < 1
-
-    def fits_kernel(self, params: SamplingParams) -> bool:
-        return params.min_keep <= 1
 
     def apply(self, candidates: Candidates, params: SamplingParams, chance: float) -> Candidates:
         if params.samplers == SAMPLERS and params.min_keep <= 1:
@@ -217,14 +216,11 @@ class TopP(Filter):
 
 
 class MinP(Filter):
-    has_kernel = keeps_best = True
+    has_kernel = keeps_best = obeys_min_keep = True
     name = "min_p"
 
     def active(self, params: SamplingParams) -> bool:
         return params.min_p > 0
-
-    def fits_kernel(self, params: SamplingParams) -> bool:
-        return params.min_keep <= 1
 
     def apply(self, candidates: Candidates, params: SamplingParams, chance: float) -> Candidates:
         return min_p(*candidates, params.min_p, params.min_keep)
@@ -236,14 +232,11 @@ class MinP(Filter):
 class Xtc(Filter):
     """Exclude Top Choices: of two candidates, at most one reaches a threshold above 0.5."""
 
-    has_kernel = True
+    has_kernel = obeys_min_keep = True
     name = "xtc"
 
     def active(self, params: SamplingParams) -> bool:
         return params.xtc_probability > 0 and params.xtc_threshold <= 0.5
-
-    def fits_kernel(self, params: SamplingParams) -> bool:
-        return params.min_keep <= 1
 
     def apply(self, candidates: Candidates, params: SamplingParams, chance: float) -> Candidates:
         if chance < params.xtc_probability:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ..chat_formats import ChatFormat, can_write, detect, reasoning_budget, with_written_calls
 from ..grammar import GrammarError
 from ..model import Model
+from ..runtime.embedding import EUCLIDEAN
 from ..runtime.sequence import ContextOverflow
 from ..sampling import SamplingParams
 from ..sampling.params import MASK64, without_bans
@@ -33,7 +34,7 @@ from ..tokenizer.renderer import MOST_BUSY
 from .answers.answer import Answering
 from .answers.constraints import ChatConstraints, limited, schemas
 from .answers.merge import cancel_all
-from .answers.vectors import EUCLIDEAN, Input, Vectors
+from .answers.vectors import Input, Vectors
 from .answers.worker import EngineWorker, Full, Ticket
 from .api.native import Infill
 from .errors import RETRY_AFTER, ApiError, overflow_error

@@ -33,6 +33,7 @@ POOLED: dict[Pooling, Wanted] = {"mean": range, "last": last_token, "cls": lambd
 # gguf.PoolingType; a reranker's classifier looks at the last token.
 POOLING_TYPES: dict[int, Pooling] = {0: "last", 1: "mean", 2: "cls", 3: "last", 4: "last"}
 RANK = 4
+EUCLIDEAN = 2  # the norm by which `scaled` makes vectors of length 1
 
 
 def pooling_type(metadata: Mapping[str, Any]) -> int:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ...model import Model
 from ...runtime import embedding
+from ...runtime.embedding import EUCLIDEAN
 from ...runtime.embedding.prompts import checked_prompts
 from ...runtime.embedding.relevance import document_prompts, ranked
 from ...runtime.sequence import ContextOverflow
@@ -24,7 +25,6 @@ from ..errors import RETRY_AFTER, ApiError, overflow_error
 from .worker import EngineWorker
 
 AT_ONCE = 8  # documents that are ranked between two steps
-EUCLIDEAN = 2  # llama.cpp's embd_normalize of vectors of length 1
 NONE = "none"  # llama.cpp's pooling by which each token has a vector
 
 Input = str | Sequence[int | str]  # a text, or ids with texts between them

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...runtime.embedding import EUCLIDEAN
 from ..errors import ApiError
 from ..fields import Fields, is_whole
 from .reading import refuse, texts_of
@@ -19,7 +20,6 @@ from .service import ServedModel
 
 MOST_INPUTS = 2048
 NEEDED = "a string, a list of strings, a list of token ids or a list of lists of token ids"
-EUCLIDEAN = 2  # of llama.cpp's embd_normalize
 
 Input = str | list[int | str]  # a text, or ids with texts between them
 
