@@ -51,7 +51,7 @@ struct ColumnPipeline {
     float4* memory;  // of the thread
     int slot;
 
-    // Copies a lane's rows of a column, or zeros, in one group, which is empty if there is no such token.
+    // Copies a lane's rows of a column, or zeros, as one cp.async group. The group is empty past the last token.
     __device__ __forceinline__ void prefetch(const float4* src, bool inside, bool is_token) {
         if (is_token) {
 #pragma unroll

@@ -68,7 +68,7 @@ constexpr int COMBINE_THREADS = 64;
 template <bool BIASES>
 constexpr int RESIDENT_CTAS = BIASES ? 6 : 16;  // of an SM
 
-// What a lane keeps of a token: its pair `lane`, of which n_used exist.
+// A lane holds one pair of a token: pair number `lane`, if that is less than n_used.
 template <bool BIASES>
 struct LanePair {
     int row = 0, expert = 0;

@@ -26,8 +26,8 @@ from .trial import STACK, Trial
 MAX_KEPT = 64  # compiled grammars of a tokenizer
 ENOUGH_CORES = 4  # for threads that make masks
 MAX_THREADS = 8  # that make masks: 64 masks of strings take less than a millisecond then
-ENOUGH_SEEN = 4  # masks that one thread makes, by which it judges the others
-WORTH_THREADS = 1.5e-3  # seconds of masks: threads take at least half of it, and cores of others
+ENOUGH_SEEN = 4  # masks whose time says how long the others will take
+WORTH_THREADS = 1.5e-3  # seconds: below it, waking threads costs more than they save
 
 _trial = Trial()
 _stack_lock = threading.Lock()

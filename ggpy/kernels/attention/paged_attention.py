@@ -31,7 +31,8 @@ SHARED_FROM_TOKENS = 2  # tokens from which on K and V pass through shared memor
 IN_REGISTERS = 128  # elements of a head up to which a single token keeps K and V in registers
 DECODE_WARPS = {8: 1.0, 4: inf, 2: inf}  # warps of a CTA: maximum tiles per SM
 WARPS_AT_ONCE = 16  # warps per SM that run at the same time in a large decode batch
-# Splits that are launched at least, though contexts have fewer: CTAs of an SM that they may fill.
+# The least number of splits to launch -> the CTAs per SM up to which it holds. Contexts may have
+# fewer splits.
 LEAST_SPLITS = {8: 0.5, 4: 2.0, 2: 2.0}  # 8 are enough for contexts of 1024 positions
 FEW_TILES_PER_SM = 0.25  # up to here, n_split depends on the position alone
 
