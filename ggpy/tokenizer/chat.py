@@ -80,7 +80,7 @@ def render(
         status, body = _RENDERER.ask(template, request, timeout, memory)
     except RendererError as error:
         raise ChatTemplateError(str(error)) from None
-    return _answer(status, body, timeout)
+    return _answer(status, body, timeout, memory)
 
 
 def _to_json(request: Mapping[str, Any]) -> bytes:
@@ -90,14 +90,14 @@ def _to_json(request: Mapping[str, Any]) -> bytes:
         raise ChatTemplateError(f"cannot take these messages or tools: {error}") from None
 
 
-def _answer(status: int, body: bytes, timeout: float) -> str:
+def _answer(status: int, body: bytes, timeout: float, memory: int) -> str:
     if status == 0:
         answer = json.loads(body)
         if "error" in answer:
             raise ChatTemplateError(answer["error"], answer["line"], refused=True)
         return str(answer["text"])
     if status == OUT_OF_MEMORY:
-        raise ChatTemplateError(f"needs more than {MEMORY >> 20} MB of memory")
+        raise ChatTemplateError(f"needs more than {memory >> 20} MB of memory")
     if status == -getattr(signal, "SIGPROF", 0):
         raise ChatTemplateError(f"needs more than {timeout:g} s of processor time")
     raise ChatTemplateError(f"the process that renders it ended with status {status}")
