@@ -140,7 +140,7 @@ def _scales_of(codes: Weights, scales: Stored | None) -> Weights:
     if not good or (*scales.shape, QK_MXFP4 // 2) != codes.shape:  # type: ignore[union-attr]
         raise ConvertError(
             f"{codes.shard.path}: tensor {shown(codes.name)}, {codes.dtype} {codes.shape}, has no"
-            " scales that fit to it"
+            " scales that fit it"
         )
     assert isinstance(scales, Weights)
     return scales
