@@ -140,7 +140,7 @@ class JobList:
         return self._array
 
     def join(self, programs: Sequence[JobList]) -> None:
-        """Makes this list, which is empty, the jobs of all `programs` in order."""
+        """Copies the jobs of all `programs`, in order, to this list, which must be empty."""
         arrays = [program.packed() for program in programs]
         self._array = self._allocate(sum(map(len, arrays)))
         np.concatenate(arrays, out=self._array)

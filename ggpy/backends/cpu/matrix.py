@@ -32,7 +32,7 @@ class MappedMatrix(HostMatrix):
         super().__init__(tensor, None, scale if of_experts else None)
         data = tensor.data
         one = data if len(tensor.shape) == 2 else data[0]
-        if not one.flags.c_contiguous:  # but experts need not be adjacent
+        if not one.flags.c_contiguous:  # each matrix must be contiguous; experts may lie apart
             data = np.ascontiguousarray(data)
         data = data.view(np.uint8).reshape(*tensor.shape[:-1], -1)
         factor = 1.0 if scale is None or of_experts else float(scale[0])

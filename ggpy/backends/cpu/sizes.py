@@ -51,7 +51,7 @@ JOB = 32  # numbers of a job
 # WIDTH: bytes of an item's results, which go to OUT; 0: the kernel writes to other places by
 # itself, and no chunk is computed twice. PRIVATE: bytes of scratch that the kernel needs.
 
-# Indices of the pool's own int64; words that different threads write are in different cache lines.
+# Indices of the pool's own int64, in cache lines of 8: DONE, which all threads write, has its own.
 CURRENT, N_THREADS, DONE, ACTIVE, STOP, EPOCH, STATES = 8, 9, 16, 24, 25, 32, 64
 MAX_CHUNKS = 1024
 THREADS, LINE = STATES + MAX_CHUNKS, 8  # each thread has a line of 8 int64:

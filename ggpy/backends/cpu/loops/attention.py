@@ -238,7 +238,9 @@ def load_queries(arguments, first, count, head, to):
 
 @njit
 def lane_scores(arguments, keys, queries, start, n, low, scores):
-    """scores[n, 16] of positions start..start + n; minus infinity where a token sees none."""
+    """scores[n, 16] of positions start..start + n for 16 tokens; minus infinity where a token does
+    not see a position.
+    """
     e, scale = argument(arguments, E), splat(f32_of(argument(arguments, SCALE)))
     cap = f32_of(argument(arguments, CAP))
     since, until = load16(low), load16(low + 64)

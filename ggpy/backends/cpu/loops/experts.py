@@ -70,7 +70,9 @@ def best_of(x, begin, end, fallback):
 
 @njit
 def leave_groups(choice, n, n_group, n_used, sums):
-    """Writes -infinity to choice[n], except in the n_used groups whose two best sum up to most."""
+    """Writes -infinity to choice[n], except in the n_used groups with the largest sums of their two
+    best.
+    """
     size = n // n_group
     for g in range(n_group):
         first = best_of(choice, g * size, g * size + size, g * size)
