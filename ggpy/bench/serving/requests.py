@@ -17,7 +17,7 @@ from .words import PromptMaker
 
 Api = Literal["chat", "completions"]
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-LATEST_CUT = 0.25  # seconds: a request that is cut off before its text ends after so long at most
+LATEST_CUT = 0.25  # seconds after which a request with cut_at 0 is cut off, at most
 
 # What --random-params draws for about half of the requests each, within every server's bounds.
 DRAWN: dict[str, Callable[[random.Random], Any]] = {
