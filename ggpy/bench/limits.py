@@ -1,10 +1,10 @@
 """The roofline of a step: the minimum time to read its bytes and to do its operations.
 
-A step reads every weight once (but not the embedding table, unless that is the output matrix), and
-the part of the KV cache that its tokens attend to. It multiplies each weight with each token, and
-the output matrix only with the rows whose logits are needed. The limit is the larger of the memory
-time and the arithmetic time. All numbers are counted from the model file, so they are the same for
-every runtime.
+A step reads every weight once (but not the embedding table, unless that is the output matrix; and
+only the experts that its tokens choose, on average), and the part of the KV cache that its tokens
+attend to. It multiplies each of these weights with each token, and the output matrix only with the
+rows whose logits are needed. The limit is the larger of the memory time and the arithmetic time.
+All numbers are counted from the model file, so they are the same for every runtime.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Work:
     layer_flops: int  # operations per token, without attention
     output_flops: int  # operations per row of logits
     layers: Sequence[LayerWork]
-    expert_bytes: int = 0  # of all experts, beside weight_bytes
-    share: float = 0.0  # of the experts that a token chooses
+    expert_bytes: int = 0  # of all experts, which weight_bytes does not count
+    share: float = 0.0  # experts that a token chooses / all experts
 
     def step_seconds(
         self, positions: NDArray[np.int64], n_rows: int, n_sequences: int, ceilings: Ceilings
@@ -72,7 +72,8 @@ class Work:
             last, first = int(positions[-1]) + 1, int(positions[0])
             read = min(last, window + last - first - 1) if window else last
             kv_bytes += layer.kv_bytes * read + 2 * layer.state_bytes
-        missed = (1 - self.share) ** (n_sequences * len(positions))  # by all tokens, on average
+        # The share of experts that no token chooses, if all choices are equally likely
+        missed = (1 - self.share) ** (n_sequences * len(positions))
         nbytes = self.weight_bytes + int(self.expert_bytes * (1 - missed)) + n_sequences * kv_bytes
         flops = n_sequences * (len(positions) * self.layer_flops + attention_flops)
         flops += n_rows * self.output_flops
@@ -115,7 +116,7 @@ def work_of(tensors: Mapping[str, Tensor], decoder: Decoder, types: CacheTypes) 
 
 
 def _share_of(decoder: Decoder) -> float:
-    """Experts that a token chooses, of all; 0 without experts."""
+    """The share of experts that a token chooses; 0 without experts."""
     pairs = zip(decoder.layers, decoder.sizes.layers, strict=True)
     found = [x.ffn.router.n_used / n.n_expert for x, n in pairs if isinstance(x.ffn, MoE)]
     return max(found, default=0.0)

@@ -1,7 +1,7 @@
-"""`ggpy bench --plan`: which kernels a model's steps take on a GPU, without that GPU.
+"""`ggpy bench --plan`: the kernels that a model's steps launch on a GPU, without that GPU.
 
-The backend plans on a device that computes nothing; a row is a product, with what is fused with it.
-Layers that are planned alike share a row.
+The backend plans on a device that computes nothing. A row is a product with the ops that are fused
+with it, or another kernel. Layers with equal plans share a row.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from .planned import N_CTX, PlannedCuda
 
 DECODE = (1, 2, 4, 8, 16, 32, 64)  # sequences
 PREFILL = (512,)  # tokens of a prompt
-LAYOUTS = ("rows", "codes", "f16", "both")  # of activations, by kernels/layout/pack.py
-DEFAULT = "sm_90a"  # where there is no GPU and none is asked for
+LAYOUTS = ("rows", "codes", "f16", "both")  # of activations, by the ids in kernels/layout/pack.py
+DEFAULT = "sm_90a"  # if there is no GPU and the user names no architecture
 
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A product of a step. layers: those that are planned so."""
+    """A product of a step. layers: the layers with this plan."""
 
     tokens: str
     layers: str
@@ -75,13 +75,13 @@ DELTA_KERNELS = {
 
 
 def steps_of(decode: Sequence[int] = DECODE, prefill: Sequence[int] = PREFILL) -> list[StepClass]:
-    """Steps of so many sequences that decode, and of prompts of so many tokens."""
+    """Decode steps of these numbers of sequences, then prefill steps of these numbers of tokens."""
     one_each = [StepClass(n, n, True, True) for n in decode]
     return [*one_each, *(StepClass(n, 1, False, n == 1) for n in prefill)]
 
 
 def _rows(ops: Cuda, decoder: Any, s: StepClass) -> Iterator[tuple[int, PlanRow]]:
-    """(layer, row); the head's layer is after the last, that of inputs before the first."""
+    """(layer, row) of a step: the head is after the last layer, the layers' own inputs are -1."""
     planner, attention = ops.context.planner, ops.attention
     assert attention is not None
     n = f"{s.n_tokens}" if s.decode else f"pp{s.n_tokens}"
@@ -247,7 +247,7 @@ def _product(
 def _schedule(
     ops: Cuda, plan: ProductPlan, launch: LaunchPlan, weights: Sequence[Matrix]
 ) -> tuple[str, int]:
-    """How the launch's output is split among CTAs, and bytes of scratch memory that it takes."""
+    """(how the launch's output is split among CTAs, bytes of scratch memory that it takes)."""
     kernels = ops.context.planner.kernels
     inner, nbytes = launch, 0
     tiles = [w.tiles for w in weights if w.tiles is not None]
@@ -283,7 +283,7 @@ def _schedule(
 
 
 def _merged(found: list[tuple[int, PlanRow]]) -> Iterator[PlanRow]:
-    """Rows in the order of the network; those that differ in nothing but the layer are one."""
+    """Rows in the order of the network; those that differ only in the layer become one row."""
     same: dict[PlanRow, list[int]] = {}
     for layer, row in found:
         same.setdefault(replace(row, layers=""), []).append(layer)

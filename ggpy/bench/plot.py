@@ -18,7 +18,7 @@ WIDTH, BAR = 11.0, 0.32  # inches
 
 
 def require(path: str) -> None:
-    """ValueError or OSError where no picture could be written to this path, before measuring."""
+    """ValueError or OSError if no picture can be written to this path: call it before measuring."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
@@ -36,7 +36,7 @@ def require(path: str) -> None:
 
 
 def _named(path: str) -> Path:
-    """The file to write: PNG where the name has no ending."""
+    """The file to write: `path`, with .png if it has no suffix."""
     return Path(path if Path(path).suffix else f"{path}.png")
 
 
@@ -51,7 +51,7 @@ def pyplot() -> Any:
 
 
 def save(figure: Any, path: str) -> None:
-    """Write the picture in the format that its name ends in, PNG without one, and let go of it."""
+    """Writes the picture in the format of the path's suffix (none: PNG), and closes the figure."""
     figure.tight_layout()
     file = _named(path)
     try:
@@ -62,7 +62,7 @@ def save(figure: Any, path: str) -> None:
 
 
 def draw(rows: Sequence[Row], path: str) -> int:
-    """Write the picture of the rows that have a speed; how many panels it has."""
+    """Writes the picture of the rows that have a speed; returns its number of panels."""
     plt = pyplot()
     rows = [row for row in rows if row["median_ts"]]
     panels: list[Callable[[Any], None]] = [partial(_bars, rows=rows)]
@@ -95,8 +95,9 @@ def _bars(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _curves(axes: Any, rows: Sequence[Row], field: str, label: str) -> None:
-    """Tokens a second over a field, a line for each model and other field, its limit dotted;
-    one point is no line."""
+    """Tokens per second over a field: a line for each model and value of the other field, if it has
+    two points or more; the limit is dotted.
+    """
     other = "n_seq" if field == "n_depth" else "n_depth"
     lines: dict[str, list[Row]] = {}
     for row in rows:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BUSY = 0.05  # spread above which the machine was busy or its clocks changed
 ABOVE = 110  # percent of the limit above which the limit was measured too low
-ABOVE_NOTE = "! above the limit: a busy GPU was measured when it was; --fresh measures it again"
+ABOVE_NOTE = "! above the limit: the GPU was busy when that was measured; --fresh measures it again"
 BUSY_NOTE = f"! runs differed by more than {BUSY:.0%}: the machine was busy or changed its clocks"
 Row = dict[str, Any]
 

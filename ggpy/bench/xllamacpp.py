@@ -1,5 +1,5 @@
 """Times llama.cpp on the CPU as its llama-bench does, through the C interface of the shared library
-in the wheel `xllamacpp`: nothing must be built.
+in the wheel `xllamacpp`, so that nothing must be built.
 
 Tests and rows are llama-bench's: random tokens, a prompt in pieces of n_batch tokens, one sequence.
 ggpy's engine is not used. Source of the functions: llama.cpp's include/llama.h.
@@ -57,7 +57,7 @@ class LlamaBatch(c.Structure):
 
 
 Log = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)
-_quiet = Log(lambda level, text, user: None)  # llama.cpp calls it as long as it is loaded
+_quiet = Log(lambda level, text, user: None)  # a global, because llama.cpp keeps calling it
 
 FUNCTIONS: tuple[tuple[Any, ...], ...] = (  # name, type of the result, types of the arguments
     ("llama_log_set", None, Log, c.c_void_p),
@@ -91,7 +91,7 @@ def is_installed() -> bool:
 
 
 def library(more: Sequence[tuple[Any, ...]] = ()) -> c.CDLL:
-    """llama.cpp, which then logs nothing, with the types of FUNCTIONS set, and of `more`.
+    """The library llama.cpp without its log, with the types of FUNCTIONS and of `more` set.
 
     Raises RuntimeError without the wheel.
     """
@@ -109,8 +109,8 @@ def library(more: Sequence[tuple[Any, ...]] = ()) -> c.CDLL:
 class LlamaCpp:
     """A model in llama.cpp with a context for one test.
 
-    path: a GGUF file; n_threads: of prompts and generation. Raises RuntimeError if llama.cpp does
-    not load the file.
+    path: a GGUF file; n_threads: for prefill and decode. Raises RuntimeError if llama.cpp does not
+    load the file.
     """
 
     def __init__(self, path: Path, test: Test, n_threads: int) -> None:

@@ -1,8 +1,9 @@
 """Hugging Face checkpoints to GGUF: folder -> model -> plan -> file.
 
-`checkpoint` finds tensors and what makes each, `model` knows what they say, `write` what becomes of
-them. Architectures declare their names and settings in their own files (`arch.hugging_face`);
-nothing of a folder is executed, and no file outside it is opened.
+`checkpoint` finds the tensors, with their scales where they are quantised; `model` maps them to the
+tensors and metadata of a GGUF file; `write` chooses formats and writes the file. Architectures
+declare names and settings in their own files (`arch.hugging_face`). No code of a checkpoint's
+folder is executed, and no file outside the folder is opened.
 """
 
 from .checkpoint import Checkpoint

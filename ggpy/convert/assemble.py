@@ -1,8 +1,8 @@
 """One tensor for each matrix of a checkpoint: weights that are quantised find their scales here.
 
-What makes a matrix has its name and an ending of its own, by which it is recognised: .qweight of
-GPTQ and AWQ, .weight_packed and .weight_scale of compressed-tensors, .weight_scale_inv of 8-bit
-floats in blocks. Scales of activations are left out.
+The parts of a quantised matrix share its name and are told apart by their endings: .qweight of GPTQ
+and AWQ, .weight_packed and .weight_scale of compressed-tensors, .weight_scale_inv of 8-bit floats
+in blocks. Scales of activations are left out.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Stored = Weights | Packed | Scaled | Values  # one tensor, however it is stored
 WEIGHT = ".weight"
 SCALES = INVERSE, SCALE = ("_scale_inv", "_scale")  # follow the name of a matrix of bytes
 ZERO = "_zero_point"
-# What stands beside a packed matrix, by the ending of the matrix itself
+# Endings of the other parts of a packed matrix, by the ending of its codes
 PACKED = {
     ".qweight": (".qzeros", ".scales", ".g_idx"),
     ".weight_packed": (".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx"),
 }
-# Of no use here: activations have scales that are found as they come, keys and values have none
+# Not used: activations get their scales at run time, and the KV cache has no scale per tensor
 IGNORED = (
     *("activation_scale", "input_scale", "input_scale_ub", "input_zero_point", "output_scale"),
     *(".k_scale", ".v_scale", ".q_scale"),
@@ -39,8 +39,9 @@ KEPT = {"I8": "I8", "F8_E4M3": "F8_E4M3"}  # types whose bytes a file can have
 
 
 def assemble(found: Mapping[str, Weights], q: Quantization) -> dict[str, Stored]:
-    """The tensors by name, those of one matrix as one, X.weight; ConvertError if they do not fit
-    together.
+    """All tensors by name, with the parts of each quantised matrix joined to one tensor, X.weight.
+
+    ConvertError if parts do not fit together.
     """
     used: set[str] = set()
     tensors: dict[str, Stored] = {}
@@ -73,7 +74,11 @@ def _packed(stem: str, ending: str, found: Mapping[str, Weights], q: Quantizatio
 
 
 def _scaled(weights: Weights, parts: Parts) -> Stored:
-    """A matrix of bytes with its scales: of rows or of all, which can be kept, or of blocks."""
+    """A matrix of 8-bit numbers with its scales.
+
+    `Scaled`, which a file can keep, if a row or the whole matrix has one scale; `Weights` if each
+    block has one.
+    """
     path, name, shape = weights.shard.path, weights.name, weights.shape
     ending = next((e for e in SCALES if parts.has(e)), "")
     if not ending or len(shape) != 2 or parts.place(ending).dtype not in FLOATS:

@@ -1,8 +1,8 @@
 """The weights of a checkpoint: safetensors files, one or many, as rows in a format of GGUF.
 
 Weights that are quantised already are put together with their scales, so that there is one tensor
-for each matrix (`assemble`). This module knows nothing of architectures: names are as they stand
-in the files, and a matrix is called X.weight however it is stored.
+for each matrix (`assemble`). This module knows nothing of architectures: names are those of the
+files, and a matrix is called X.weight however it is stored.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from .quantization import read_quantization
 from .safetensors import DAMAGED, Shard
 from .weights import Weights
 
-MAX_TENSORS = 4 << 16  # of all files: a quantised matrix is up to four
+MAX_TENSORS = 4 << 16  # of all files: a quantised matrix usually consists of up to four tensors
 INDEX_LIMIT = Limit(16 << 20, 64, MAX_TENSORS + 64)
 INDEX = "model.safetensors.index.json"
 PART = re.compile(r"model-(\d+)-of-(\d+)\.safetensors")
 
 
 class Checkpoint:
-    """All tensors of a folder by name; close it, or use it in a `with`. ConvertError if unfit.
+    """All tensors of a folder by name; close it, or use it in a `with`.
 
-    `quantization` is what config.json says under quantization_config, unchecked.
+    quantization: the value of quantization_config in config.json, unchecked. ConvertError if a file
+    is missing, damaged or not supported.
     """
 
     def __init__(self, folder: Folder, quantization: Any = None) -> None:
@@ -39,7 +40,7 @@ class Checkpoint:
             self._open_files = stack.pop_all()
 
     def beside(self, folder: Folder) -> Checkpoint:
-        """The weights of another folder, unquantised, which are closed with these."""
+        """The unquantised weights of another folder; `close` closes its files, too."""
         return self._open_files.enter_context(Checkpoint(folder))
 
     def close(self) -> None:
@@ -52,7 +53,7 @@ class Checkpoint:
         self.close()
 
     def _open(self, stack: ExitStack) -> dict[str, Weights]:
-        """The tensors of all files; each stands in one of them, the one that the index names."""
+        """The tensors of all files; ConvertError unless each is in the one file the index names."""
         index = _index(self.folder)
         files = sorted(set(index.values())) if index else _files(self.folder)
         found: dict[str, Weights] = {}
@@ -79,7 +80,7 @@ class Checkpoint:
 
 
 def _index(folder: Folder) -> dict[str, str]:
-    """Tensor -> file, of checkpoints in several files; empty for others."""
+    """Tensor -> file, from the index of a checkpoint in several files; {} without an index."""
     found = folder.json(INDEX, INDEX_LIMIT)
     if found is None:
         return {}

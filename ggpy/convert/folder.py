@@ -1,8 +1,8 @@
-"""The files of a checkpoint's folder: each is named by itself, is a plain file, and is in there.
+"""The files of a checkpoint's folder: opens plain files in this folder and no others.
 
-A folder comes from strangers. Nothing of it is executed, and no name in it, and no link, leads to a
-file outside; only the hub's own cache links a snapshot to blobs that lie beside it. A JSON file is
-bounded in its bytes and, before it is parsed, in how many values it can have: {} takes 3 bytes in a
+A folder comes from strangers. Nothing in it is executed, and no name and no link in it leads to a
+file outside; only the hub's own cache links a snapshot to blobs in a folder beside it. A JSON file
+is bounded in its bytes and, before it is parsed, in its number of values: {} takes 3 bytes in a
 file and 90 in memory. This module knows no file by name.
 """
 
@@ -20,11 +20,11 @@ SNAPSHOTS, BLOBS, REPOSITORY = "snapshots", "blobs", "models--"  # in the cache 
 
 
 class Limit(NamedTuple):
-    """What a JSON file may have at most; all of them together stay below 1 GB of memory."""
+    """What a JSON file may have at most; any file within a limit takes less than 1 GB of memory."""
 
     nbytes: int
     nested: int  # objects and arrays
-    values: int  # of all of them, about: commas
+    values: int  # of all objects and arrays, estimated by counting commas
 
 
 SMALL = Limit(4 << 20, 1 << 20, 1 << 20)  # settings, and lists of added tokens
@@ -37,7 +37,7 @@ class ConvertError(ValueError):
 class Folder:
     """A folder with a checkpoint; ConvertError unless there is one."""
 
-    _inside: list[Path]  # where the files may be that names and links lead to
+    _inside: list[Path]  # folders that names and links may lead to
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,7 +58,7 @@ class Folder:
         return None if status is None else path
 
     def inner(self, name: str) -> Folder | None:
-        """The folder `name` in this one, if it is there; its files may be where this one's may.
+        """The folder `name` in this one, or None; its links may lead where this one's may.
 
         ConvertError for a name or a link that leads outside.
         """
@@ -70,7 +70,7 @@ class Folder:
         return found
 
     def _place(self, name: str) -> tuple[Path, os.stat_result | None]:
-        """What is called `name`, and what it is, None where there is nothing."""
+        """The path of `name` and its status, which is None if there is no such file or folder."""
         if not name or name in (".", "..") or any(c in name for c in '/\\:\0"'):
             raise ConvertError(
                 f"{self.path}: {shown(name)} is not the name of a file in this folder: it is not"
@@ -100,9 +100,7 @@ class Folder:
         with path.open("rb") as stream:
             data = stream.read(limit + 1)
         if len(data) > limit:
-            raise ConvertError(
-                f"{path}: has more than {limit / 1e6:.0f} MB: this is not what it is"
-            )
+            raise ConvertError(f"{path}: has more than {limit / 1e6:.0f} MB, the most that is read")
         return data
 
     def text(self, name: str, limit: int = SMALL.nbytes) -> str | None:
@@ -114,12 +112,15 @@ class Folder:
             raise ConvertError(f"{self.path / name}: is not UTF-8: {error}") from None
 
     def json(self, name: str, limit: Limit = SMALL) -> dict[str, Any] | None:
-        """The object in a file, if it is there; ConvertError if it is beyond the limit."""
+        """The JSON object in a file, or None without the file; ConvertError beyond the limit."""
         data = self.read(name, limit.nbytes)
         return None if data is None else parse_object(data, self.path / name, limit)
 
     def objects(self, name: str, limit: Limit = SMALL) -> list[dict[str, Any]] | None:
-        """The objects of an array in a file, if it is there; ConvertError beyond the limit."""
+        """The objects of the JSON array in a file, or None without the file.
+
+        ConvertError beyond the limit.
+        """
         data = self.read(name, limit.nbytes)
         if data is None:
             return None
@@ -129,7 +130,7 @@ class Folder:
         return found
 
     def required(self, name: str) -> dict[str, Any]:
-        """The object in a file that has to be there."""
+        """The JSON object in a file; ConvertError without the file."""
         found = self.json(name)
         if found is None:
             raise ConvertError(f"{self.path}: has no {name}: is this the checkpoint's folder?")
@@ -137,7 +138,7 @@ class Folder:
 
 
 def parse_object(data: bytes, path: object, limit: Limit = SMALL) -> dict[str, Any]:
-    """A JSON object, in which no key is there twice; ConvertError names the file."""
+    """The JSON object in `data`; ConvertError, which names `path`, if a key is there twice."""
     found = _parse(data, path, limit)
     if not isinstance(found, dict):
         raise ConvertError(f"{path}: is {type(found).__name__}, not an object")

@@ -1,7 +1,7 @@
-"""What a file says about itself, `general.*`: name, size, licence, origin, and how to sample.
+"""The metadata `general.*` of a file: name, size, licence, origin, and how to sample.
 
-The gguf package guesses names from a model card and a folder as llama.cpp's converter does, and is
-asked to; what it is given, and what comes back, is checked, because cards are written by strangers.
+The gguf package guesses names from the model card and the folder, as llama.cpp's converter does.
+What it gets and what it returns is checked, because cards are written by strangers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Metadata = dict[str, tuple[str, Any]]
 CARD = "README.md"
 MAX_CARD = 4 << 20  # bytes
 MAX_TEXT, MAX_ITEMS = 4096, 256  # of what is taken over from a card
-SAMPLING = {  # generation_config.json -> below general.sampling, type
+SAMPLING = {  # key of generation_config.json -> (key below general.sampling, type)
     "top_k": ("top_k", "i32"),
     "top_p": ("top_p", "f32"),
     "min_p": ("min_p", "f32"),
@@ -28,21 +28,22 @@ TYPES = {"UINT32": "u32", "INT32": "i32", "FLOAT32": "f32", "BOOL": "bool", "STR
 
 
 class Counts(NamedTuple):
-    """Weights of a model: all, those outside of experts, those of one expert; and the experts."""
+    """Numbers of weights of a model, and its number of experts."""
 
     all: int
-    shared: int
-    expert: int = 0
+    shared: int  # weights outside of experts
+    expert: int = 0  # weights of one expert, in all layers
     n_expert: int = 0
 
 
 def general_metadata(
     folder: Folder, config: dict[str, Any], architecture: str, counts: Counts, name: str | None
 ) -> Metadata:
-    """Keys, types and values, in llama.cpp's order."""
+    """Key -> (type, value) of `general.*`, in llama.cpp's order. name: instead of a guessed one."""
     import gguf
 
-    logging.getLogger("gguf").setLevel(logging.ERROR)  # it tells where it writes, and does not
+    # GGUFWriter logs that it writes a file, though it is used for its metadata only
+    logging.getLogger("gguf").setLevel(logging.ERROR)
     origin = config.get("_name_or_path")
     about = gguf.Metadata.apply_metadata_heuristic(
         gguf.Metadata(),
@@ -65,7 +66,7 @@ def general_metadata(
 
 
 def _sampling(folder: Folder) -> Metadata:
-    """How the authors sample; what is no number is left out."""
+    """The authors' sampling parameters; those that are no numbers are left out."""
     settings = folder.json("generation_config.json") or {}
     found: Metadata = {}
     for key, (name, kind) in SAMPLING.items():
@@ -77,7 +78,7 @@ def _sampling(folder: Folder) -> Metadata:
 
 
 def _card(folder: Folder) -> dict[str, Any]:
-    """The head of the model card, as far as it is plain; {} for one that cannot be read."""
+    """The texts and lists of texts in the head of the model card; {} if it cannot be read."""
     import gguf
 
     path = folder.find(CARD)
@@ -101,7 +102,7 @@ def _plain(value: Any) -> str | list[str] | None:
 
 
 def _typed(value: Any) -> tuple[str, Any] | None:
-    """The writer's value with our name of its type."""
+    """(our name of its type, value) of a value of gguf's writer; None for types not used here."""
     kind = value.type.name
     if kind == "ARRAY":
         strings = all(isinstance(item, str) for item in value.value)

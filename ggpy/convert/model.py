@@ -1,7 +1,7 @@
-"""A checkpoint as a GGUF model: which tensor of it becomes which of the file, and all metadata.
+"""A checkpoint as a GGUF model: which tensor becomes which tensor of the file, and all metadata.
 
-The architecture's own file says what it needs (`arch.hugging_face`); here it is found, checked and
-put in order. Whatever can be refused is refused here, before anything is written.
+An architecture declares its tensors and settings (`arch.hugging_face`); this module finds them in
+the checkpoint and checks them. What can be refused is refused here, before anything is written.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .special import special_metadata, verify
 from .vocabulary import MAX_VOCAB, read_tokens
 from .weights import Weights
 
-UNUSED = ("rotary_emb.inv_freq",)  # ends of names: what the settings already say
+UNUSED = ("rotary_emb.inv_freq",)  # ends of names; settings say the same
 KEPT = (Packed, PackedStack, Scaled, Microscaled)  # what a file can have without rounding again
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 TABLE = GLOBAL["token_embd.weight"].removeprefix("model.")
@@ -59,15 +59,15 @@ class Source:
 
     name: str
     shape: tuple[int, ...]
-    # An array is made of settings, or scales of rows; these may be found only when they are written
+    # An array: computed from settings, or scales of rows. A function returns scales of rows.
     weights: Gathered | NDArray[np.float32] | Callable[[], NDArray[np.float32]]
-    head_size: int = 0  # rows of heads whose halves are to be interleaved; 0: they stay
-    offset: float = 0.0  # to be added
+    head_size: int = 0  # rows of a head whose halves are to be interleaved; 0: rows stay
+    offset: float = 0.0  # to be added to each weight
     transform: Transform | None = None
 
     @property
     def is_computed(self) -> bool:
-        """Whether its numbers are made of the checkpoint's, not copied."""
+        """Whether its numbers are computed from the checkpoint's, not copied."""
         t = self.transform
         moved = t is not None and (t.columns is not None or t.function is not None)
         return bool(self.offset) or moved
@@ -85,7 +85,7 @@ class Source:
         return isinstance(self.weights, KEPT) and not self.is_computed
 
     def kept(self) -> list[Source]:
-        """The tensors that a file has to have to keep the checkpoint's own numbers."""
+        """The tensors that keep the checkpoint's own numbers: [scales of rows,] values."""
         assert isinstance(self.weights, KEPT)
         values = self.weights.kept
         found = [replace(self, weights=values)]
@@ -95,7 +95,7 @@ class Source:
         return found
 
     def order(self, n_rows: int) -> NDArray[np.intp]:
-        """Which of the checkpoint's rows, of whole heads, each of the file's is."""
+        """For each of the file's first n_rows rows (whole heads), its index in the checkpoint."""
         if self.transform is not None and self.transform.rows is not None:
             return self.transform.rows[:n_rows]
         rows = np.arange(n_rows)
@@ -107,7 +107,7 @@ class Source:
 
 @dataclass
 class ModelConversion:
-    """All that a file will hold, but for the choice of formats."""
+    """All that a file will hold, except for the choice of formats."""
 
     architecture: str
     sizes: Dimensions
@@ -115,7 +115,7 @@ class ModelConversion:
     sources: list[Source]  # in the order in which they are written
     metadata: Metadata
     warnings: list[str] = field(default_factory=list)
-    activations: ActivationType = "f16"  # what the checkpoint multiplies quantised matrices with
+    activations: ActivationType = "f16"  # the input of quantised matrices is rounded to this type
 
     @property
     def is_quantised(self) -> bool:
@@ -124,7 +124,7 @@ class ModelConversion:
 
     @property
     def kept_as(self) -> str:
-        """The type of a file in which they stay as they are; empty where there are none."""
+        """The file type in which quantised matrices stay as they are; "" where there are none."""
         formats = {s.weights.values.name if isinstance(s.weights, Scaled) else s.format.name
                    for s in self.sources if s.is_quantised}  # fmt: skip
         rounded = self.activations != "f16"
@@ -138,7 +138,9 @@ class ModelConversion:
 
     @property
     def stored(self) -> str:
-        """The type that most weights are stored in that are not quantised: BF16, or F16."""
+        """BF16 if most unquantised weights are BF16, or if 8-bit floats have scales of blocks; else
+        F16.
+        """
         kinds: dict[str, int] = {"F16": 0}
         for source in (source for source in self.sources if not source.is_quantised):
             kinds[source.format.name] = kinds.get(source.format.name, 0) + prod(source.shape)
@@ -178,9 +180,10 @@ def read_model(
     ignored: Iterable[str] = (),
     reranker: bool | None = None,
 ) -> ModelConversion:
-    """Everything about a checkpoint of a class; ConvertError, GGUFError for what is not right.
+    """Reads all but the weights; ConvertError, GGUFError for what is missing, wrong or unsupported.
 
-    reranker: whether it is one that answers "yes" or "no"; None: as its name and card say.
+    kind: the class in config.json. ignored: settings that need not be read. reranker: whether it
+    answers "yes" or "no"; None: its name and card decide.
     """
     source = architecture.hugging_face
     assert source is not None
@@ -190,7 +193,7 @@ def read_model(
     made = source.tensors(settings)
     if not made and rope_freqs(settings):
         key = "rope_parameters" if settings.has("rope_parameters") else "rope_scaling"
-        raise settings.refuse(key, f"files of {architecture.name} have no factors of rope")
+        raise settings.refuse(key, f"files of {architecture.name} have no factors for RoPE")
     modules = read_modules(folder, checkpoint)
     values |= modules.metadata
     ranks = _ranks(reranker, architecture, folder, config)
@@ -198,9 +201,9 @@ def read_model(
     has_output = any(name.endswith(GLOBAL["output.weight"]) for name in checkpoint.tensors)
     tied = settings.flag(TIE, not has_output if source.tied is None else source.tied)
     if tied and has_output and config.get(TIE) is False:
-        tied = False  # the settings of the whole are right where those of the text model differ
+        tied = False  # where settings of the text model contradict the outer ones, these are right
     if not has_output and (modules.is_embedder or _is_bare(checkpoint.tensors)):
-        tied = True  # a model without a head, whatever its settings say of one
+        tied = True  # a model without a head, whatever its settings say
     if not tied and not set(OUTPUT) <= set(architecture.optional):
         raise settings.refuse(TIE, "the embedding table is the output matrix")
     n_vocab = settings.integer("vocab_size", high=MAX_VOCAB)
@@ -226,7 +229,7 @@ def read_model(
 def _ranks(
     wanted: bool | None, architecture: Architecture, folder: Folder, config: dict[str, Any]
 ) -> bool:
-    """Whether the file is to be a reranker's; ConvertError if its architecture has none."""
+    """Whether to write a reranker; ConvertError if `wanted` and the architecture has none."""
     possible = CLASSIFIER in architecture.optional
     if wanted and not possible:
         raise ConvertError(f"{folder.path}: {architecture.name} cannot be converted as a reranker")
@@ -234,7 +237,7 @@ def _ranks(
 
 
 def _counts(sources: Iterable[Source]) -> Counts:
-    """How many weights there are; experts' biases count as shared, as llama.cpp has it."""
+    """How many weights there are; experts' biases count as shared, as in llama.cpp."""
     of_experts = [source.shape for source in sources if len(source.shape) == 3]
     total = sum(prod(source.shape) for source in sources)
     expert = sum(prod(shape[1:]) for shape in of_experts)
@@ -243,26 +246,26 @@ def _counts(sources: Iterable[Source]) -> Counts:
 
 
 def _values(config: dict[str, Any], source: HuggingFace, kind: str, path: Path) -> dict[str, Any]:
-    """The text model's settings over transformers' own."""
+    """The settings of the text model; those it lacks have transformers' defaults for the class."""
     text = config.get("text_config")
     if text is not None and not isinstance(text, dict):
         raise ConvertError(f"{path}: text_config is {type(text).__name__}, not an object")
     found = {**source.classes[kind], **(config if text is None else text), "architectures": [kind]}
-    for key in (TIE, *source.beside):  # settings of the whole, where the text model has none
+    for key in (TIE, *source.beside):  # outer settings, where the text model has none
         if key in config:
             found.setdefault(key, config[key])
     return found
 
 
 def _plain(kind: str, value: Any) -> Any:
-    """A value as a file's reader has it."""
+    """A value as the reader of a GGUF file returns it."""
     return np.array(value) if isinstance(value, list) and kind != "arr[str]" else value
 
 
 def _dimensions(
     architecture: Architecture, values: Metadata, n_vocab: int, folder: Folder
 ) -> Dimensions:
-    """The sizes; what the runtime would refuse of the settings is refused already."""
+    """The sizes; GGUFError for settings that the runtime would refuse."""
     plain = {f"{architecture.name}.{key}": _plain(kind, v) for key, (kind, v) in values.items()}
     config = Config(plain, architecture.name, folder.path / "config.json")
     sizes = architecture.dimensions(config, n_vocab)
@@ -275,12 +278,12 @@ def _dimensions(
 
 @dataclass(frozen=True)
 class SourceParts:
-    """What a file has beside the tensors of the model that are found by their names."""
+    """How a file differs from the tensors that are found by their names."""
 
-    made: Mapping[str, NDArray[np.float32]]  # of settings
+    made: Mapping[str, NDArray[np.float32]]  # tensors computed from settings
     dense: Mapping[str, Gathered]  # matrices after the pooling
-    classifier: Transform | None  # of the output matrix, which is left out
-    n_nextn: int  # blocks after the layers, which are left out
+    classifier: Transform | None  # makes the classifier of the output matrix, which is left out
+    n_nextn: int  # blocks after the layers (multi-token prediction), which are left out
 
 
 def _sources(
@@ -290,8 +293,8 @@ def _sources(
     parts: SourceParts,
     checkpoint: Checkpoint,
 ) -> list[Source]:
-    """The tensors of the file; ConvertError if one is missing, or if there is another one outside
-    of the n_nextn blocks after the layers.
+    """The tensors of the file in order; ConvertError if one is missing, has another shape, or is
+    unknown and outside of the n_nextn blocks after the layers.
     """
     hf = architecture.hugging_face
     assert hf is not None
@@ -333,7 +336,7 @@ def _sources(
 
 
 def _transform(hf: HuggingFace, sizes: Dimensions, name: str) -> Transform | None:
-    """How a tensor is made, if it is not copied."""
+    """How the tensor `name` of the file is made; None if it is copied."""
     if not name.startswith("blk."):
         return None
     _, layer, stem, *_ = name.split(".")
@@ -343,7 +346,7 @@ def _transform(hf: HuggingFace, sizes: Dimensions, name: str) -> Transform | Non
 def _by_gguf_name(
     hf: HuggingFace, checkpoint: Checkpoint, tied: bool, left_out: range
 ) -> dict[str, Gathered]:
-    """The text model's tensors by the names they get. left_out: layers."""
+    """The text model's tensors by their names in the file, without the layers `left_out`."""
     layer: dict[str, list[str]] = {}
     for ours, theirs in hf.layer.items():
         layer.setdefault(theirs, []).append(ours)
@@ -373,12 +376,12 @@ def _by_gguf_name(
 
 
 def _is_bare(names: Iterable[str]) -> bool:
-    """Whether the tensors are a model's that was saved without a head, and without "model."."""
+    """Whether the model was saved without a head, so that names lack the prefix "model."."""
     return TABLE in names
 
 
 def _is_idle_bias(checkpoint: Checkpoint, name: str) -> bool:
-    """Whether a tensor is the bias of zeros that GPTQ's tools give to any matrix."""
+    """Whether a tensor is one of the biases, all zeros, that GPTQ's tools give to every matrix."""
     matrix = checkpoint.tensors.get(name.removesuffix(".bias") + ".weight")
     bias = checkpoint.tensors.get(name)
     if bias is None or not (name.endswith(".bias") and isinstance(matrix, Packed)):

@@ -1,10 +1,10 @@
 """Matrices of 4-bit codes in groups with a scale and a zero point: what GPTQ, AWQ and
 compressed-tensors store, as blocks of Q4_0 or Q4_1.
 
-w[n, k] = (code[n, k] - zero[n, g]) * scale[n, g], g the group of column k. Codes are never rounded
-again: a group is as many blocks as 32 columns go into it, with zero points of 8 in Q4_0, whose
-scales are the same f16 numbers, else in Q4_1, whose minimum -zero * scale is rounded to f16. Eight
-codes are in each 32-bit word, the first in the lowest bits, in the orders of the three libraries.
+w[n, k] = (code[n, k] - zero[n, g]) * scale[n, g], where g is the group of column k. Codes are never
+rounded again: a group becomes one block for each 32 columns. If all zero points are 8, the blocks
+are Q4_0, with the same scales as f16 numbers; else Q4_1, whose minimum -zero * scale is rounded to
+f16. A 32-bit word has eight codes, the first in the lowest bits; each library has its own order.
 
 Letters: N rows of the matrix, K columns, G groups of a row.
 """
@@ -29,14 +29,14 @@ from .weights import FLOATS
 
 CODES = 8  # in a word
 BLOCK = 32  # columns
-SQUARE = 128  # rows and columns that are transposed together
+SQUARE = 128  # rows and columns of a tile in `transposed`
 MIDDLE = 8  # the zero point that Q4_0 implies
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column that each nibble of a word holds
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """One such matrix, still in its file but for scales and zero points."""
+    """A matrix of 4-bit codes: codes are still in the file, scales and zero points are read."""
 
     name: str
     shape: tuple[int, ...]  # [N, K]
@@ -48,7 +48,7 @@ class Packed:
 
     @property
     def problem(self) -> str:
-        """Why it cannot be kept in blocks; empty if it can."""
+        """Why the codes cannot be kept in blocks; "" if they can."""
         columns, n_groups = self.shape[1], self.scales.shape[1]
         size = columns // n_groups
         if columns % n_groups or size % BLOCK:
@@ -66,7 +66,7 @@ class Packed:
 
     @property
     def kept(self) -> Packed:
-        """The rows that a file can have without rounding a code: these."""
+        """What a file can have without rounding a code: this matrix; ConvertError if `problem`."""
         if self.problem:
             raise ConvertError(
                 f"{self.shard.path}: tensor {shown(self.name)}: {self.problem}: its codes cannot be"
@@ -84,7 +84,7 @@ class Packed:
 
 @lru_cache(maxsize=1)
 def _all_rows(packed: Packed) -> U8:
-    """The whole matrix, since a word may have codes of eight rows: bytes[N, bytes of a row]."""
+    """The whole matrix, bytes[N, bytes of a row]: a word may have codes of eight rows."""
     codes = packed.codes()
     if packed.problem:
         weights = codes.astype(np.float32)
@@ -139,7 +139,7 @@ def awq_columns(words: NDArray[Any]) -> U8:
 
 
 def transposed(codes: U8) -> U8:
-    """codes[m, n] -> codes[n, m], in squares that stay in a cache: five times as fast."""
+    """codes[m, n] -> codes[n, m], in tiles that fit in a cache, which is five times as fast."""
     m, n = codes.shape
     out = np.empty((n, m), np.uint8)
     for i in range(0, n, SQUARE):
@@ -152,9 +152,9 @@ def transposed(codes: U8) -> U8:
 
 
 class Parts:
-    """The tensors that make one matrix, by what follows its name; checked when they are read.
+    """The tensors that make the matrix `stem`, by the endings of their names.
 
-    `take` is called with the name of each tensor that was used.
+    found: all tensors of the checkpoint by name. A tensor is checked when it is read.
     """
 
     def __init__(self, stem: str, found: Mapping[str, Any], q: Quantization) -> None:
@@ -164,7 +164,7 @@ class Parts:
         return self.stem + part in self._found
 
     def place(self, part: str) -> Any:
-        """The tensor, unread; ConvertError if it is not there."""
+        """The tensor with this ending, unread; ConvertError if there is none."""
         if not self.has(part):
             raise ConvertError(
                 f"tensor {shown(self.stem + '.weight')} is quantised, but there is no"

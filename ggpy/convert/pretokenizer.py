@@ -1,9 +1,9 @@
-"""The name that llama.cpp has for how a byte-pair tokenizer of a checkpoint cuts words.
+"""The name that llama.cpp gives to the pre-tokenizer of a checkpoint's byte-level BPE.
 
-Two ways lead to it: the ids of one text, whose digest llama.cpp keeps a table of; and, for the many
-vocabularies that are not in it, the cuts themselves, compared with those of each row of
-`tokenizer.pre`. A way of cutting that no row has is refused: a wrong one would cost quality without
-a word.
+It is found in two ways: by a digest of the ids of one text, for the vocabularies in llama.cpp's
+table; for the many others by the words that the pre-tokenizer cuts texts into, compared with those
+of each row of `tokenizer.pre`. A pre-tokenizer that equals no row is refused: a wrong one would
+cost quality without a message.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ CHECK_TEXT = (
     " ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he's there, 'RE you sure?"
     " 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL"
 )
-# The first 16 digits of sha256 of str(ids), by llama.cpp's names, of those that can be run here.
+# llama.cpp's names and, for each, the first 16 hex digits of sha256 of str(ids); only of
+# pre-tokenizers that can be run here.
 _DIGESTS = (
     "chatglm-bpe b6e8e1518dc4305b 81d72c7348a9f0eb, "
     "glm4 a1336059768a55c9 9ca2dd618e8afaf0 cdf5f35325780597, minerva-7b 1431a23e583c9743, "
@@ -89,7 +90,10 @@ def digests() -> dict[str, str]:
 
 @contextmanager
 def refused(path: object) -> Iterator[None]:
-    """ConvertError for whatever the package says of a tokenizer; it panics in a way of its own."""
+    """Turns every error of the package into a ConvertError.
+
+    A panic of its Rust code is a BaseException, not an Exception.
+    """
     try:
         yield
     except (ConvertError, KeyboardInterrupt, SystemExit, MemoryError):
@@ -100,7 +104,7 @@ def refused(path: object) -> Iterator[None]:
 
 
 def pre_name(tokenizer: Tokenizer, ignore_merges: bool, path: object) -> str:
-    """The name for tokenizer.ggml.pre; ConvertError if no row of the table cuts alike."""
+    """The name for tokenizer.ggml.pre; ConvertError if no row of the table cuts the same words."""
     ids = tokenizer.encode(CHECK_TEXT).ids
     if name := digests().get(sha256(str(ids).encode()).hexdigest()[:16]):
         return name
@@ -126,7 +130,7 @@ def of_row(row: Pre) -> PreTokenizer:
 
 
 def cuts(pre_tokenizer: PreTokenizer | None, texts: Iterable[str] = PROBES) -> list[list[str]]:
-    """The words of each text; none at all without a pre-tokenizer."""
+    """The words of each text; [] without a pre-tokenizer."""
     if pre_tokenizer is None:
         return []
     return [[word for word, _ in pre_tokenizer.pre_tokenize_str(text)] for text in texts]

@@ -1,7 +1,8 @@
 """What config.json says about weights that are quantised already: quantization_config, checked.
 
-It tells how the integers of a checkpoint are to be read, and what they are multiplied with.
-Whatever would make other weights of them is refused by name and value. Opens no tensor.
+It tells how the integers of a checkpoint are to be read, and which type their input is rounded to.
+A setting that would change the weights and is not supported is refused by name and value. Opens no
+tensor.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ from .folder import ConvertError, Folder
 METHODS = ("fp8", "fbgemm_fp8", "gptq", "awq", "compressed-tensors", "mxfp4")
 OWN_FILES = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
 CT_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
-# By what the numbers of input_activations are
+# Activations of 8 bits by the `type` of input_activations
 BYTES: dict[str, ActivationType] = {"int": "int8", "float": "e4m3"}
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a checkpoint is quantised; the default is not at all."""
+    """How a checkpoint is quantised; by default it is not."""
 
     method: str = ""  # of METHODS
     block: tuple[int, int] | None = None  # rows and columns with one scale, of 8-bit floats
     group_size: int | None = None  # columns with one scale; -1: all; None: the scales say it
-    zero_offset: int = 0  # what GPTQ's stored zero points are too small by
+    zero_offset: int = 0  # to be added to the stored zero points of GPTQ
     activations: ActivationType = "f16"
     warnings: tuple[str, ...] = ()
 
 
 def read_quantization(folder: Folder, given: Any) -> Quantization:
-    """The quantization_config of a folder's config.json, or what older tools wrote into a file of
-    its own; ConvertError for what is not known.
+    """Checks `given`, the quantization_config of a folder's config.json; None: reads the file that
+    older tools wrote instead, if there is one. ConvertError for what is not supported.
     """
     path, key = folder.path / "config.json", "quantization_config"
     where = _Where(f"{path}: {key}.")
@@ -69,12 +70,12 @@ def read_quantization(folder: Folder, given: Any) -> Quantization:
 
 @dataclass(frozen=True)
 class _Where:
-    """Messages begin with the file and what is before a key in it."""
+    """Checks settings; messages begin with `at`: the file, and the keys above the checked one."""
 
     at: str
 
     def only(self, given: Mapping[str, Any], key: str, *accepted: object) -> None:
-        """Refuse a key that is there, unless its value is one of these; null is not there."""
+        """ConvertError if `key` has a value that is not `accepted`; null counts as no value."""
         value = given.get(key)
         if value is not None and not any(type(value) is type(x) and value == x for x in accepted):
             only = " or ".join(repr(x) for x in accepted) if accepted else "nothing"
@@ -84,14 +85,14 @@ class _Where:
         return _Where(f"{self.at}{key}.")
 
     def object(self, given: Mapping[str, Any], key: str) -> dict[str, Any]:
-        """An object below a key; empty where there is none."""
+        """The object below a key; {} where there is none."""
         value = given.get(key)
         if value is not None and not isinstance(value, dict):
             raise ConvertError(f"{self.at}{key} = {shown(value)}: expected an object")
         return value or {}
 
     def size(self, given: Mapping[str, Any], key: str) -> int | None:
-        """A positive number, or -1; None where there is none."""
+        """A positive number or -1; None without the key."""
         value = given.get(key)
         if value is not None and (type(value) is not int or (value < 1 and value != -1)):
             raise ConvertError(
@@ -112,16 +113,16 @@ def _block(block: Any, where: _Where) -> tuple[int, int] | None:
 
 
 def _gptq(given: Mapping[str, Any], where: _Where) -> Quantization:
-    """AutoGPTQ's and GPTQModel's; the first layout's zero points are stored less one."""
+    """AutoGPTQ and GPTQModel; unless the format is gptq_v2, zero points are stored less one."""
     where.only(given, "bits", 4)
     where.only(given, "checkpoint_format", "gptq", "gptq_v2")
-    where.only(given, "dynamic", {})  # bits of single modules
+    where.only(given, "dynamic", {})  # other bits for some modules
     offset = 0 if given.get("checkpoint_format") == "gptq_v2" else 1
     return Quantization("gptq", None, where.size(given, "group_size"), offset)
 
 
 def _awq(given: Mapping[str, Any], where: _Where) -> Quantization:
-    """AutoAWQ's layout "gemm"; the others pack in other orders."""
+    """AutoAWQ's layout "gemm"; other layouts pack codes in another order."""
     for key in ("bits", "w_bit"):
         where.only(given, key, 4)
     where.only(given, "version", "gemm", "GEMM")
@@ -131,7 +132,7 @@ def _awq(given: Mapping[str, Any], where: _Where) -> Quantization:
 
 
 def _compressed_tensors(given: Mapping[str, Any], where: _Where) -> Quantization:
-    """The library of llm-compressor: groups of modules, each with its weights and activations."""
+    """The format of llm-compressor: groups of modules, each with settings of weights and inputs."""
     where.only(given, "format", *CT_FORMATS)
     where.only(given, "transform_config", {})  # weights that are rotated
     sparsity = where.object(given, "sparsity_config")
@@ -162,7 +163,7 @@ def _compressed_tensors(given: Mapping[str, Any], where: _Where) -> Quantization
 
 
 def _activations(given: Mapping[str, Any], warnings: list[str]) -> ActivationType:
-    """What the input of a group's modules is rounded to."""
+    """The type that the input of a group's modules is rounded to. May add a warning."""
     if not given:
         return "f16"
     kind = BYTES.get(str(given.get("type", "int")))
@@ -175,6 +176,6 @@ def _activations(given: Mapping[str, Any], warnings: list[str]) -> ActivationTyp
 
 
 def _single(values: Iterable[Any]) -> Any:
-    """The one value there is; None where there are several, or none."""
+    """The value, if there is exactly one distinct value; else None."""
     found = set(values)
     return found.pop() if len(found) == 1 else None

@@ -1,7 +1,7 @@
-"""A reader of safetensors files that trusts nothing in them: file -> tensors, read by their rows.
+"""A reader of safetensors files that trusts nothing in them: file -> rows of tensors.
 
-A file is eight bytes with the length of a header, the header (JSON: for each tensor its type, shape
-and place), and the tensors, which cover the rest without gaps. Rows are read when they are asked
+A file has eight bytes with the length of a header, the header (JSON: type, shape and offsets of
+each tensor), and the tensors, which cover the rest without gaps. Rows are read when they are asked
 for. Source: huggingface/safetensors. Knows no model.
 """
 
@@ -19,12 +19,12 @@ from .folder import ConvertError, Limit, parse_object
 
 MAX_TENSORS = 65536  # of a file: as many as a GGUF file may have
 MAX_NAME = 256  # characters of a tensor's name
-# Three objects and six values to a tensor; as for bytes, the format's own library takes 100 MB.
+# A tensor takes three objects and about six values. The format's own library takes 100 MB.
 HEADER = Limit(16 << 20, 3 * MAX_TENSORS + 2, 8 * MAX_TENSORS)
 MAX_DIMS = 8
 DAMAGED = "the file is damaged or not whole: download it again"
 
-# Types by their names, as numpy reads them; BF16 and F8_E4M3 are only bits to numpy.
+# Name of a type -> dtype of numpy; BF16 and 8-bit floats are read as unsigned integers.
 DTYPES = {
     **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "F8_E5M2": "u1"},
     **{"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1"},
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 
 class Shard:
-    """An open file; ConvertError if it is unfit. Close it, or use it in a `with`."""
+    """An open file; close it, or use it in a `with`. ConvertError if it is damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +56,10 @@ class Shard:
             raise
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Rows start:stop of a tensor, in the dtype that `DTYPES` has for its type."""
+        """Rows start:stop of a tensor (stop=None: to the last), in the dtype of `DTYPES`.
+
+        The result has the tensor's shape, but for its first axis; a scalar has the shape [1].
+        """
         place = self.tensors[name]
         dtype = np.dtype(DTYPES[place.dtype])
         rows = place.shape[0] if place.shape else 1

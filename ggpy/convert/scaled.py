@@ -1,7 +1,7 @@
-"""Matrices of 8-bit numbers with one scale for each row, or one for all: int8, and floats E4M3.
+"""Matrices of 8-bit numbers with one scale for each row, or one for all: int8, or E4M3 floats.
 
-A file can keep them as they are, with their scales in a tensor of its own; for any other type they
-are multiplied out. Knows no model.
+A file can keep the numbers as they are, with their scales in a separate tensor; for any other type
+they are multiplied by their scales first. Knows no model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Values:
     shape: tuple[int, ...]  # [N, K]
     shard: Shard
     format: Format  # I8 or F8_E4M3
-    scale: F32 | None  # [N]; None: they have none
+    scale: F32 | None  # [N]; None: no scales
 
     def rows(self, start: int, stop: int, order: NDArray[np.intp] | None = None) -> U8:
         """Rows start:stop, bytes[rows, K], perhaps in another order."""
@@ -34,12 +34,12 @@ class Values:
 
 @dataclass(frozen=True, eq=False)
 class Scaled:
-    """A matrix w[n, k] = value[n, k] * scale[n]; its rows come multiplied out."""
+    """A matrix w[n, k] = value[n, k] * scale[n]; `rows` returns these products."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # [N, K]
     shard: Shard
-    values: Format
+    values: Format  # I8 or F8_E4M3
     scale: F32  # [N]
 
     @property
@@ -49,7 +49,7 @@ class Scaled:
 
     @property
     def kept(self) -> Values:
-        """The numbers as they are."""
+        """The numbers as the checkpoint has them."""
         return Values(self.name, self.shape, self.shard, self.values, self.scale)
 
     def rows(self, start: int, stop: int, order: NDArray[np.intp] | None = None) -> U8:

@@ -1,9 +1,9 @@
 """Special tokens of a checkpoint as metadata: their ids, which of them surround text, and the
-templates of chats.
+chat templates.
 
-Where llama.cpp's converter looks, it is looked for here: tokenizer_config.json by the texts of
-added tokens, then config.json; and whether BOS is put before a text in the post-processor of
-tokenizer.json. Templates are strings to us: nothing renders them.
+The places are those of llama.cpp's converter: tokenizer_config.json, by the texts of added tokens,
+then config.json; the post-processor of tokenizer.json says whether BOS is put before a text.
+Templates are copied and not rendered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .vocabulary import CONFIG, JSON, JSON_LIMIT, Tokens, added_entries, steps_o
 
 Metadata = dict[str, tuple[str, Any]]
 
-NAMES = {  # what the hub calls them, and GGUF
+NAMES = {  # the hub's name -> GGUF's, with its misspelling
     **{"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding"},
     **{"cls": "cls", "mask": "mask"},
 }
@@ -81,12 +81,14 @@ def _ids(
         if type(end) is int and end >= 0:
             found["eos"] = end
     if config.get("model_type") == "muse_glimmer" and ENDS_TURN in by_text:
-        found["eot"] = by_text[ENDS_TURN]  # no setting of the checkpoint says it
+        found["eot"] = by_text[ENDS_TURN]  # no setting of the checkpoint names it
     return found
 
 
 def _with_last(ids: dict[str, int], content: dict[str, Any], tokens: Tokens) -> dict[str, int]:
-    """The token that is put after a text is EOS in a file; another that ends answers is EOT."""
+    """EOS of a file is the token that the post-processor puts after a text; if the checkpoint has
+    another EOS, that one becomes EOT.
+    """
     text = _around(content)[1]
     if text is None or text not in tokens.texts or "eos" not in ids:
         return ids
@@ -97,8 +99,10 @@ def _with_last(ids: dict[str, int], content: dict[str, Any], tokens: Tokens) -> 
 def _with_ends(
     ids: dict[str, int], folder: Folder, config: dict[str, Any], tokens: Tokens
 ) -> dict[str, int]:
-    """`ids` with up to two other tokens that end an answer, as EOT and EOM. Those that a tokenizer
-    knows by their texts (END_TEXTS) are left out; GLM's begin the next turn, and are not known.
+    """`ids`, with up to two more tokens that end an answer as EOT and EOM.
+
+    Tokens that a tokenizer knows by their texts (END_TEXTS) need no key. GLM's are not among these:
+    they are the tokens that begin the next turn.
     """
     settings = (folder.json(GENERATION), config, config.get("text_config"))
     lists = [x.get("eos_token_id") for x in settings if isinstance(x, dict)]
@@ -122,7 +126,7 @@ def _around(content: dict[str, Any]) -> tuple[str | None, str | None]:
 def _processed(
     content: dict[str, Any], settings: dict[str, Any], ids: dict[str, int], tokens: Tokens
 ) -> dict[str, bool]:
-    """Whether the post-processor puts BOS before a text and EOS after it, where it says."""
+    """Whether the post-processor puts BOS before a text and EOS after it; {} if it does not say."""
     found: dict[str, bool] = {}
     for step in steps_of(content.get("post_processor"), "processors"):
         if step.get("type") == "ByteLevel":
@@ -139,7 +143,7 @@ def _special_text(step: Any) -> str | None:
 
 
 def _templates(folder: Folder, settings: dict[str, Any]) -> Metadata:
-    """The template of chats, and others by name where there are some."""
+    """The chat template, and other templates by name where there are some."""
     template = settings.get("chat_template")
     if template is None:
         template = folder.text(TEMPLATE)
@@ -176,10 +180,10 @@ def _named_templates(entries: list[Any], folder: Folder) -> Iterator[tuple[str, 
 
 
 def verify(metadata: dict[str, tuple[str, Any]], tokens: Tokens, warnings: list[str]) -> None:
-    """Compare the ids of a few texts with those of the checkpoint's own tokenizer.
+    """Compares the ids of a few texts with those of the checkpoint's own tokenizer.
 
-    The first text that differs becomes a warning: a rare text may not be worth a model. GGUFError
-    if there is no tokenizer.
+    The first text whose ids differ becomes a warning, not an error: the model may still be of use.
+    GGUFError if `metadata` has no tokenizer.
     """
     tokenizer = Tokenizer({key: value for key, (_, value) in metadata.items()})
     warnings += tokenizer.warnings

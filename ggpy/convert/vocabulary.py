@@ -1,8 +1,8 @@
 """The tokens of a checkpoint as metadata: texts, types, scores or merges, as llama.cpp writes them.
 
-What is in the folder decides: tokenizer.model is sentencepiece's, a tokenizer.json is byte-level
-BPE, or sentencepiece's BPE by its merges. Which tokens are special, and what else there is to say
-about them, is in `special`. Nothing here knows weights.
+The files in the folder decide: tokenizer.model is sentencepiece's; a tokenizer.json is byte-level
+BPE, sentencepiece's BPE given by its merges, or Gemma 4's BPE over characters. `special` finds
+special tokens. Knows no weights.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ MODEL, JSON, CONFIG, ADDED = (
     *("tokenizer_config.json", "added_tokens.json"),
 )
 MAX_VOCAB = 1 << 19  # tokens; the largest vocabularies have 262144
-# Of Gemma's, with 262144 tokens: 33 MB, 0.53 million objects (merges), 1.4 million commas.
+# Gemma's file, with 262144 tokens: 33 MB, 0.53 million arrays (merges), 1.4 million commas.
 JSON_LIMIT = Limit(48 << 20, 1_000_000, 2_000_000)
 MAX_MODEL = 16 << 20  # bytes; Gemma's has 5 MB
-MAX_PARTS = 16  # of all post-processors together, and ids that one of them puts for a token
-MAX_REPLACED = 4  # steps of a normalizer, and characters that one puts for one
+MAX_PARTS = 16  # parts of all post-processors together, and ids that one of them puts for a token
+MAX_REPLACED = 4  # steps of a normalizer, and characters that a step puts for one character
 BLANK = "\u2581"
 PADDING_SCORE, ADDED_SCORE = -10000.0, -1000.0  # llama.cpp's
 NOT_IN_GGUF = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 BYTE = re.compile("<0x[0-9A-F]{2}>")
-# Taken for control tokens although files call them not special: Gemma's, deepseek-coder's.
-# Gemma 4's, which the parts of an answer are told apart by.
+# Gemma 4's tokens that mark the parts of an answer: its reader has to see them.
 VISIBLE = tuple(f"<{a}{x}{b}>" for x in ("channel", "tool_call", "tool_response")
                 for a, b in (("|", ""), ("", "|")))  # fmt: skip
 VISIBLE += ('<|"|>',)
+# Control tokens, although checkpoints do not call them special: Gemma's, deepseek-coder's.
 LOOK_SPECIAL = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
 
 
@@ -47,17 +47,17 @@ class Tokens:
     """What a file will say about its tokens."""
 
     model: str  # "llama", "gpt2" or "gemma4"
-    pre: str  # empty where the model says it
+    pre: str  # the pre-tokenizer; "" where `model` implies it
     texts: list[str]
     types: list[int]
-    scores: list[float] | None = None  # of sentencepiece
-    merges: list[str] = field(default_factory=list)  # of byte-level BPE
+    scores: list[float] | None = None  # of "llama" and "gemma4"
+    merges: list[str] = field(default_factory=list)  # of "gpt2" and "gemma4"
     space_prefix: bool = True  # sentencepiece's blank before text
-    encode: Callable[[str], list[int]] | None = None  # the checkpoint's own way, to compare with
+    encode: Callable[[str], list[int]] | None = None  # the checkpoint's own tokenizer, to compare
     named: dict[str, int] = field(default_factory=dict)  # special ids that the library knows
 
     def metadata(self) -> dict[str, tuple[str, Any]]:
-        """Keys, types and values, but for special tokens."""
+        """Key -> (type, value), without those of special tokens."""
         found: dict[str, tuple[str, Any]] = {
             "tokenizer.ggml.model": ("str", self.model),
             **({"tokenizer.ggml.pre": ("str", self.pre)} if self.pre else {}),
@@ -74,9 +74,9 @@ class Tokens:
 
 
 def read_tokens(folder: Folder, n_vocab: int, characters: bool = False) -> Tokens:
-    """The tokens of a folder, n_vocab of them; ConvertError for a kind that is not known.
+    """The n_vocab tokens of a folder; ConvertError for a tokenizer that is not supported.
 
-    characters: tokens are merged of characters, as a tokenizer.json says.
+    characters: BPE over characters (Gemma 4), from tokenizer.json even beside a tokenizer.model.
     """
     if not characters and (model := folder.read(MODEL, MAX_MODEL)) is not None:
         return _sentencepiece(folder, model, n_vocab)
@@ -101,8 +101,8 @@ def read_tokens(folder: Folder, n_vocab: int, characters: bool = False) -> Token
 
 
 def check_growth(content: dict[str, Any], path: object) -> None:
-    """ConvertError for a tokenizer.json that makes much of a short text: by post-processors that
-    repeat it, or by normalizers that replace a character by many.
+    """ConvertError for a tokenizer.json that makes a long text of a short one: by post-processors
+    that repeat it, or by normalizers that replace one character with many.
     """
     steps = steps_of(content.get("post_processor"), "processors")
     repeats = [sum(_n_parts(step.get(side)) for step in steps) for side in ("single", "pair")]
@@ -123,7 +123,7 @@ def check_growth(content: dict[str, Any], path: object) -> None:
 
 
 def steps_of(given: Any, key: str) -> list[dict[str, Any]]:
-    """A processor, or those that it is a sequence of, in any depth and in order."""
+    """The single processors of a processor, which may be nested sequences (`key`), in order."""
     found, waiting = [], [given]
     while waiting:
         step = waiting.pop()
@@ -167,19 +167,19 @@ def _sentencepiece(folder: Folder, model: bytes, n_vocab: int) -> Tokens:
     for id, text, special in _added_pieces(folder):
         if id < n_vocab:
             _put(found, id, text, special)
-    # Found out by trying: the library does not say.
+    # The library does not say whether it adds a blank, so a text is tried.
     found.space_prefix = library.normalize("a").startswith(BLANK)
     found.encode = lambda text: library.encode(text, out_type=int)
     given = (folder.json(CONFIG) or {}).get("add_prefix_space")
     if isinstance(given, bool) and given is not found.space_prefix:
-        found.space_prefix, found.encode = given, None  # overruled, so not to be compared
+        found.space_prefix, found.encode = given, None  # the library's ids would differ
     ids = ("bos", library.bos_id()), ("eos", library.eos_id()), ("unk", library.unk_id())
     found.named = {name: id for name, id in ids if 0 <= id < n_vocab}
     return found
 
 
 def _unused(n_vocab: int) -> Tokens:
-    """A sentencepiece vocabulary in which no token is known yet."""
+    """A sentencepiece vocabulary of n_vocab unused tokens."""
     return Tokens(
         "llama",
         "default",
@@ -190,7 +190,7 @@ def _unused(n_vocab: int) -> Tokens:
 
 
 def _check_normalisation(library: Any, path: object) -> None:
-    """Refuse models that change text before they encode it: a GGUF file cannot say how."""
+    """ConvertError for a model that normalises text: a GGUF file cannot say how."""
     for text in ("a  b ", "\ufb01 \u2460", "\uff21\u30ac", "A\u00c4\u0130"):
         wanted = text.replace(" ", BLANK)
         if library.normalize(text).removeprefix(BLANK) != wanted:
@@ -209,7 +209,7 @@ def _piece_type(library: Any, id: int) -> int:
 
 
 def _put(found: Tokens, id: int, text: str, special: bool) -> None:
-    """An added token in the place of whatever is there."""
+    """Puts an added token in the place of the one with its id."""
     control = special or looks_special(text)
     found.types[id] = int(TokenType.CONTROL if control else TokenType.USER_DEFINED)
     found.texts[id] = text if control else text.replace(BLANK, " ")
@@ -234,7 +234,7 @@ def _added_pieces(folder: Folder) -> Iterator[tuple[int, str, bool]]:
 
 
 def added_entries(entries: Any, path: object) -> Iterator[tuple[int, str, bool]]:
-    """(id, text, special) of a tokenizer.json's added_tokens."""
+    """(id, text, special) of each entry of added_tokens in tokenizer.json, or of its kin."""
     if not isinstance(entries, list):
         raise ConvertError(f"{path}: added_tokens is no array")
     for entry in entries:
@@ -249,7 +249,7 @@ def added_entries(entries: Any, path: object) -> Iterator[tuple[int, str, bool]]
 
 
 def _byte_level(folder: Folder, content: dict[str, Any], n_vocab: int) -> Tokens:
-    """Byte-level BPE: types are those of the added tokens, the rest is plain."""
+    """Byte-level BPE: added tokens have their own types, all others are normal."""
     path = folder.path / JSON
     library = _library(folder)
     _check_normalizer(content.get("normalizer"), path)
@@ -266,7 +266,7 @@ def _byte_level(folder: Folder, content: dict[str, Any], n_vocab: int) -> Tokens
 
 
 def _merged_pieces(folder: Folder, content: dict[str, Any], n_vocab: int) -> Tokens:
-    """Sentencepiece's BPE out of a tokenizer.json: what is merged first scores best."""
+    """Sentencepiece's BPE from a tokenizer.json: tokens of earlier merges have higher scores."""
     path = folder.path / JSON
     library = _library(folder)
     texts, types = _listed(content, n_vocab, path)
@@ -293,8 +293,8 @@ def _merged_pieces(folder: Folder, content: dict[str, Any], n_vocab: int) -> Tok
 
 
 def _merged_characters(folder: Folder, content: dict[str, Any], n_vocab: int) -> Tokens:
-    """BPE over characters, with a token for each byte. Added tokens that are in the vocabulary are
-    plain, unless they are special or a reader of answers has to see them.
+    """BPE over characters, with a token for each byte (Gemma 4). Added tokens that are in the
+    vocabulary are normal, unless they are special or the reader of an answer has to see them.
     """
     path = folder.path / JSON
     library = _library(folder)
@@ -324,7 +324,9 @@ def _library(folder: Folder) -> Tokenizer:
 
 
 def _check_normalizer(normalizer: Any, path: object) -> None:
-    """Only NFC, which llama.cpp leaves out as well: ids differ for text that is not composed."""
+    """ConvertError unless all steps are NFC, which is left out as in llama.cpp: ids of text that is
+    not in NFC differ.
+    """
     steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else []
     for step in steps:
         if not isinstance(step, dict) or step.get("type") != "NFC":
@@ -353,7 +355,7 @@ def _check_id(id: int, n_vocab: int, text: str, path: object) -> None:
 
 
 def _joined(merge: Any, path: object) -> str:
-    """A merge as one string; blanks inside a token are spelled as GPT-2 does."""
+    """A merge as one string; blanks inside a token are spelled as in GPT-2."""
     if isinstance(merge, str):
         return merge
     if not isinstance(merge, list) or len(merge) != 2 or set(map(type, merge)) != {str}:

@@ -1,7 +1,8 @@
-"""One tensor of a checkpoint that is as it is: numbers, or 8-bit floats with scales for blocks.
+"""One tensor of a checkpoint whose parts need no joining: floats, or 8-bit floats with scales of
+blocks.
 
-The latter are multiplied out here, so that nobody else has to know of them. Knows no name of a
-tensor.
+The latter are multiplied by their scales here, so that no other module has to know of them. Knows
+no name of a tensor.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Weights:
     scales: NDArray[np.float32] | None = None  # [blocks of rows, blocks of columns]
     block: tuple[int, int] = (1, 1)  # rows and columns of a weight block that shares a scale
 
-    kept = None  # rows that a file can have in an own type: of weights that are quantised
+    kept = None  # only quantised weights have rows that a file can keep as they are
     scale = None
 
     @property

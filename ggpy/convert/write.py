@@ -1,7 +1,7 @@
-"""A model to a GGUF file, tensor by tensor: which format each gets, and the rows on their way.
+"""Writes a model to a GGUF file, tensor by tensor: chooses each format and converts the rows.
 
 Rows are read, put in order, quantised on all cores and written a slab at a time, so that memory
-does not depend on the size of a tensor. The file, or all parts of it, appear at the end or not at
+does not depend on the size of a tensor. The file, or all its parts, appear at the end or not at
 all. Nothing here prints.
 """
 
@@ -40,7 +40,7 @@ class TensorChoice:
 
     source: Source
     format: Format
-    scales: Callable[[], F32] | None = None  # of the rows, which it is to be quantised with
+    scales: Callable[[], F32] | None = None  # returns [rows]: rows are divided by them first
 
     @property
     def slot(self) -> Slot:
@@ -70,15 +70,15 @@ class ConversionPlan:
 
 @dataclass(frozen=True)
 class Done:
-    """A tensor of which something more was written."""
+    """Progress of one tensor."""
 
     index: int  # in ConversionPlan.choices
-    rows: int
-    error: float | None  # of the weights whose error was measured: their root mean square error
+    rows: int  # written so far
+    error: float | None  # root mean square error of its first slab; None: not measured
 
 
 def mix_of(model: ModelConversion, name: str, **options: Any) -> Mix:
-    """The mix called `name` for a model; options as of `Mix`."""
+    """The mix called `name` for a model; options are those of `Mix`."""
     return Mix(
         name,
         architecture=model.architecture,
@@ -95,10 +95,11 @@ def mix_of(model: ModelConversion, name: str, **options: Any) -> Mix:
 def plan(
     model: ModelConversion, mix: Mix, path: Path, split_max_size: int = 0, *, keep: bool = False
 ) -> ConversionPlan:
-    """Formats and files; what the mix leaves alone is F32, as vectors have to be.
+    """Chooses formats and files; tensors without a format in the mix are F32, as vectors must be.
 
-    split_max_size: bytes of the tensors in a file, about; 0: one file. keep: matrices that the
-    checkpoint has quantised are not rounded again, unless they have a type of their own.
+    split_max_size: the most bytes of tensors in a file; 0: one file. keep: matrices that the
+    checkpoint has quantised are not rounded again, unless the user named a type for them.
+    ConvertError for a format that needs an importance matrix.
     """
     choices = [choice for source in model.sources for choice in _choices(source, mix, keep)]
     metadata = {**model.metadata, **_of_mix(model, mix, choices, keep)}
@@ -126,7 +127,7 @@ def plan(
 
 
 def _choices(source: Source, mix: Mix, keep: bool) -> list[TensorChoice]:
-    """What a tensor of the model becomes: itself, perhaps after the scales of its rows."""
+    """The tensors of the file for a tensor of the model: [scales of rows,] weights."""
     format = mix.choose(source.name, source.shape) or by_name("F32")
     if keep and source.is_quantised and not mix.is_named(source.name):
         return [TensorChoice(kept, kept.format) for kept in source.kept()]
@@ -138,7 +139,7 @@ def _choices(source: Source, mix: Mix, keep: bool) -> list[TensorChoice]:
 
 
 class RowScales:
-    """The scales of a tensor's rows in a format, found when they are first asked for."""
+    """The scales of a tensor's rows in a format, computed when they are first asked for."""
 
     def __init__(self, source: Source, format: Format) -> None:
         self._choice = TensorChoice(source, format)
@@ -153,8 +154,8 @@ class RowScales:
 def _of_mix(
     model: ModelConversion, mix: Mix, choices: Sequence[TensorChoice], keep: bool
 ) -> Metadata:
-    """What the metadata says of types: llama.cpp's number of the file's, if it has one, and what
-    bytes are multiplied with.
+    """Metadata of types: llama.cpp's number of the file type, if it has one, and the type of the
+    activations that 8-bit weights are multiplied with.
     """
     settings = settings_for({choice.format for choice in choices},
                             model.activations if keep else mix.activations)  # fmt: skip
@@ -163,7 +164,7 @@ def _of_mix(
 
 
 def _groups(choices: Sequence[TensorChoice], limit: int) -> list[list[TensorChoice]]:
-    """Tensors in order, as many together as fit into `limit` bytes, but one at least."""
+    """Groups of consecutive tensors, each of at most `limit` bytes or one tensor; 0: one group."""
     groups: list[list[TensorChoice]] = [[]]
     total = 0
     for choice in choices:
@@ -176,9 +177,9 @@ def _groups(choices: Sequence[TensorChoice], limit: int) -> list[list[TensorChoi
 
 
 def write(plan: ConversionPlan, workers: Workers) -> Iterator[Done]:
-    """Write the files; yields what is done as it goes, and they are whole when the last was taken.
+    """Writes the files and yields progress; they are complete when the iterator is exhausted.
 
-    ValueError names a tensor and row with NaN or infinity; OSError where there is no room.
+    ValueError names a tensor and row with NaN or infinity; OSError if the disk is full.
     """
     choices = plan.choices
     sampled: deque[tuple[int, Task]] = deque()  # tasks whose error will be measured
@@ -201,7 +202,7 @@ def write(plan: ConversionPlan, workers: Workers) -> Iterator[Done]:
 
 
 def _all_tasks(choices: Sequence[TensorChoice], sampled: deque[tuple[int, Task]]) -> Iterator[Task]:
-    """The tasks of all tensors; the first of each that changes is kept, to measure its error."""
+    """The tasks of all tensors; `sampled` gets the first one of each tensor whose values change."""
     for i, choice in enumerate(choices):
         for task in tasks(choice):
             if task.first_row == 0 and (task.source is not task.target or task.scales is not None):
@@ -210,7 +211,7 @@ def _all_tasks(choices: Sequence[TensorChoice], sampled: deque[tuple[int, Task]]
 
 
 def _rmse(task: Task, blocks: U8) -> float:
-    """How far the weights of a task are from what became of them."""
+    """The root mean square error of the blocks that a task's weights became."""
     weights = task.target.dequantize(blocks)
     if task.scales is not None:
         weights *= task.scales[:, None]
@@ -234,14 +235,14 @@ def tasks(choice: TensorChoice) -> Iterator[Task]:
 
 
 def _rows(source: Source, start: int, stop: int) -> U8:
-    """Rows start:stop of what the file will have, bytes[rows, bytes of a row]."""
+    """Rows start:stop in the order of the file and the source's format: bytes[rows, row bytes]."""
     weights = source.weights
     if callable(weights):
         weights = weights()
     if isinstance(weights, np.ndarray):
         return weights.reshape(1, -1).view(np.uint8)
     vector = len(source.shape) == 1
-    if vector:  # one row to a file, but as many to the checkpoint as it has weights
+    if vector:  # a single row in the file, but a row for each element in the checkpoint
         start, stop = 0, source.shape[0]
     if source.transform is not None and source.transform.rows is not None:
         data = _gathered(weights, source.transform.rows[start:stop])
@@ -254,14 +255,14 @@ def _rows(source: Source, start: int, stop: int) -> U8:
 
 
 def _gathered(weights: Gathered, rows: NDArray[np.intp]) -> U8:
-    """Rows in any order, those that are neighbours read together."""
+    """Rows in any order; runs of consecutive rows are read at once."""
     borders = np.flatnonzero(np.diff(rows) != 1) + 1
     runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(rows, borders)]
     return np.concatenate([weights.rows(start, stop) for start, stop in runs])
 
 
 def _computed(source: Source, values: F32) -> F32:
-    """What the file has, of the checkpoint's values[rows, columns] in the file's order of rows."""
+    """The file's values of the checkpoint's values[rows, columns], in the file's order of rows."""
     t = source.transform
     if t is not None and t.function is not None:
         values = t.function(values)
@@ -271,7 +272,7 @@ def _computed(source: Source, values: F32) -> F32:
 
 
 def _check(source: Source, data: U8, first: int) -> None:
-    """ConvertError if rows that are copied hold what is no number."""
+    """ConvertError if rows that are copied hold NaN or infinity."""
     with np.errstate(all="ignore"):
         good = np.isfinite(source.format.dequantize(data)).all(axis=-1)
     if not good.all():

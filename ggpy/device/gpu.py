@@ -1,8 +1,8 @@
-"""A GPU: its memory, its kernels, its streams. The only module that makes driver calls with
-effects.
+"""A GPU: its memory, its kernels, its streams.
 
-Built on `cuda.bindings.driver`. This module deals in bytes, addresses and launches, and knows
-nothing of tensors, formats or models.
+Built on `cuda.bindings.driver`. Of this folder only `gpu`, `launch`, `stream` and `cublas` make
+driver calls with effects. This module deals in bytes, addresses and launches, and knows nothing of
+tensors, formats or models.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class CudaDevice:
         return np.ctypeslib.as_array(memory)
 
     def alloc_host(self, nbytes: int, name: str = "") -> Buffer:
-        """Allocates uninitialised, page-locked host memory that kernels read through the bus, at
-        the address that the host has for it too; OutOfHostMemory.
+        """Allocates uninitialised, page-locked host memory that kernels read over the bus; its
+        address is the same on the host and on the GPU. OutOfHostMemory.
         """
         self.make_current()
         result = self.cu.cuMemHostAlloc(max(1, nbytes), _PORTABLE | _MAPPED)

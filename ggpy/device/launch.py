@@ -1,7 +1,7 @@
 """A loaded kernel and its launch: checks the configuration, packs the arguments, calls the driver.
 
-The Python time of a launch matters, so launch configurations are built once and cached. The kernel
-wrappers choose the grid.
+The Python time of a launch matters, so launch configurations are built once and cached. Kernel
+wrappers (`ggpy.kernels`) choose the grid.
 """
 
 from __future__ import annotations

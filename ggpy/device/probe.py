@@ -64,8 +64,8 @@ def probe(ordinal: int = 0) -> Gpu | NoGpu:
 
 def simulate(gpu: Gpu, arch: str) -> Gpu | NoGpu:
     """The GPU as if it had the older architecture `arch`: with PTX and the shared memory per CTA of
-    `arch`, and without launch features and kernels of newer architectures. Memory and number of SMs
-    do not change.
+    `arch`, and without launch features and kernels of newer architectures. Its memory and number of
+    SMs do not change. NoGpu if `arch` is unknown or newer.
     """
     shared = simulated.SHARED_BYTES.get(arch)
     if shared is None:

@@ -1,1 +1,1 @@
-"""How well a model predicts, and models of random weights."""
+"""Perplexity and KL divergence of models, and synthetic models of random weights."""

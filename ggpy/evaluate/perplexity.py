@@ -33,9 +33,9 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 Ids = NDArray[np.int32]
 
-ROWS = 16  # whose logits are looked at together, in float64
+ROWS = 16  # rows of logits that are converted to float64 at a time
 
-# What is known of each scored token when two models are compared; p is the token's probability.
+# A record for each scored token when two models are compared; p is the token's probability.
 COMPARISON = np.dtype(
     [("nll", "f8"), ("nll_base", "f8"), ("kl", "f8"), ("p_diff", "f8"), ("same_top", "?")]
 )
@@ -45,15 +45,17 @@ COMPARISON = np.dtype(
 
 
 def text_of(path: str) -> str:
-    """A file's text, of stdin if it is named -; OSError. What is no UTF-8 becomes U+FFFD."""
+    """The text of a file, or of stdin if it is named -; OSError. Bytes that are not UTF-8 become
+    U+FFFD.
+    """
     raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     return raw.decode("utf-8", errors="replace")
 
 
 def chunks_of(text: str, tokenizer: Tokenizer, n_ctx: int, limit: int | None = None) -> Ids:
-    """ids[N, C] of a text, as they are evaluated; ValueError for fewer than 2 C tokens.
+    """ids[N, C] of a text, cut into chunks; ValueError for fewer than 2 C tokens.
 
-    limit: chunks at most. The last line's end does not count (llama.cpp reads files so).
+    limit: the most chunks. A newline at the end of the text is dropped, as in llama.cpp.
     """
     if n_ctx < 3:
         raise ValueError(f"a context of {n_ctx} tokens has none to score: give -c 3 or more")
@@ -68,7 +70,7 @@ def chunks_of(text: str, tokenizer: Tokenizer, n_ctx: int, limit: int | None = N
     n = len(ids) // n_ctx if limit is None else min(limit, len(ids) // n_ctx)
     chunks = np.array(ids[: n * n_ctx], np.int32).reshape(n, n_ctx)
     if tokenizer.add_bos and tokenizer.bos_id is not None:
-        chunks[:, 0] = tokenizer.bos_id  # what stood there is lost: it is not scored
+        chunks[:, 0] = tokenizer.bos_id  # replaces a token that is not scored
     return chunks
 
 
@@ -81,9 +83,9 @@ def targets(chunk: Ids) -> Ids:
 
 
 def base_dtype(n_ctx: int, n_vocab: int) -> np.dtype[Any]:
-    """A chunk in a file of logits; ValueError where numpy has no records so large.
+    """The dtype of a chunk's record in a file of logits; ValueError if it is too large for numpy.
 
-    The file is a .npy of N such records: what `numpy.load(path, mmap_mode="r")` reads.
+    The file is a .npy of N such records, which `numpy.load(path, mmap_mode="r")` reads.
     """
     if 4 * (n_ctx + n_scored(n_ctx) * n_vocab) > np.iinfo(np.int32).max:
         raise ValueError(
@@ -94,9 +96,9 @@ def base_dtype(n_ctx: int, n_vocab: int) -> np.dtype[Any]:
 
 
 def saved(path: Path, chunks: Ids, n_vocab: int, logits: Iterable[F32]) -> Iterator[F32]:
-    """The logits of chunks[N, C] as they come, each written to the file as it passes.
+    """Yields the logits [K, V] of each of chunks[N, C], and writes them to a file.
 
-    The file appears when the last one was taken. ValueError if there is no room for it.
+    The file appears when the iterator is exhausted. ValueError if the disk lacks space for it.
     """
     dtype = base_dtype(chunks.shape[1], n_vocab)
     needed, free = dtype.itemsize * len(chunks), shutil.disk_usage(path.parent).free
@@ -115,7 +117,7 @@ def saved(path: Path, chunks: Ids, n_vocab: int, logits: Iterable[F32]) -> Itera
 
 
 def open_base(path: Path) -> NDArray[Any]:
-    """The records[N] of a file that `saved` wrote, mapped; ValueError if it is something else."""
+    """The records[N] of a file that `saved` wrote, memory-mapped; ValueError for any other file."""
     wrong = f"{path}: holds no logits: write it with --kl-divergence-base and without"
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -140,7 +142,7 @@ def score(logits: F32, wanted: Ids) -> F64:
 
 
 def compare(logits: F32, base: F32, wanted: Ids) -> NDArray[Any]:
-    """COMPARISON[R] of logits[R, V] with those of the base."""
+    """COMPARISON[R] of logits[R, V] with base[R, V], for ids wanted[R]."""
     return np.concatenate([_compare(*part) for part in _parts(logits, base, wanted)])
 
 
@@ -151,7 +153,7 @@ def _compare(logits: F32, base: F32, wanted: Ids) -> NDArray[Any]:
     out["nll"], out["nll_base"] = -log_p[at], -log_base[at]
     out["p_diff"] = np.exp(log_p[at]) - np.exp(log_base[at])
     kl = (np.exp(log_base) * (log_base - log_p)).sum(axis=1)
-    out["kl"] = np.maximum(kl, 0)  # rounding can take it below
+    out["kl"] = np.maximum(kl, 0)  # rounding can make it negative
     out["same_top"] = logits.argmax(axis=1) == base.argmax(axis=1)
     return out
 
@@ -189,7 +191,9 @@ def perplexity(nll: F64) -> Estimate:
 
 
 def running(parts: Iterable[F64]) -> Iterator[str]:
-    """What llama-perplexity writes: the perplexity after each chunk's -ln p[K], and of all."""
+    """The text that llama-perplexity writes: the perplexity after each chunk's -ln p[K], then the
+    final one.
+    """
     nll = np.empty(0)
     for i, part in enumerate(parts, 1):
         nll = np.concatenate([nll, part])
@@ -199,12 +203,12 @@ def running(parts: Iterable[F64]) -> Iterator[str]:
 
 
 def log_ratio(tokens: NDArray[Any]) -> Estimate:
-    """ln(PPL / PPL of the base): both saw the same tokens, so the differences are averaged."""
+    """ln(PPL / PPL of the base), as a mean of differences, because both scored the same tokens."""
     return mean(tokens["nll"] - tokens["nll_base"])
 
 
 def difference(tokens: NDArray[Any]) -> Estimate:
-    """PPL - PPL of the base; the error is of its linear part."""
+    """PPL - PPL of the base; the error is that of its linear approximation."""
     here, base = perplexity(tokens["nll"]).value, perplexity(tokens["nll_base"]).value
     error = mean(here * tokens["nll"] - base * tokens["nll_base"]).error
     return Estimate(here - base, error)
@@ -229,7 +233,7 @@ def rms(values: F64) -> Estimate:
 class Requantized:
     """A file whose matrices were quantised to a format; use it where an open `File` is expected.
 
-    Vectors stay, and matrices whose rows are no whole number of blocks.
+    Vectors are not changed, nor matrices whose rows are no whole number of blocks.
     """
 
     def __init__(self, file: File, format: Format, n_workers: int | None = None) -> None:
@@ -262,7 +266,7 @@ def matrices_that_fit(file: File, format: Format) -> list[Tensor]:
 
 
 def _quantized(tensor: Tensor, format: Format, workers: Workers) -> Tensor:
-    """A matrix in another format; ValueError names it if that cannot hold it."""
+    """A matrix in another format; ValueError names the tensor if its weights do not fit."""
     if tensor.format is format:
         return tensor
     rows, columns = tensor.shape
@@ -280,7 +284,7 @@ def _quantized(tensor: Tensor, format: Format, workers: Workers) -> Tensor:
 def find_format(name: str) -> Format:
     """The format of this name that weights can be quantised to; ValueError lists them."""
     can = [f for f in all_formats() if f.quantize_blocks and f.scales(np.zeros(1, f.dtype)).size]
-    can = [f for f in can if not f.is_private]  # useless without scales of rows
+    can = [f for f in can if not f.is_private]  # they would need scales of rows
     if name.lower() not in {f.name.lower() for f in can}:
         known = ", ".join(f.name.lower() for f in can)
         raise ValueError(f"cannot quantise to {name!r}: --types knows {known}")

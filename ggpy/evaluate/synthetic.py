@@ -1,10 +1,11 @@
 """Models that exist only in memory: the shape of a known model, filled with random valid blocks.
 
-`Synthetic` stands in for an open `gguf.File`, so `arch.load` checks and loads it like any other;
-its tensors are the ones that the architecture declares. What a weight is changes speed only by the
-power that changing bits take, of which random blocks take as much as quantised normal numbers
-(LOG.md); so one pool of them per format is repeated, and every tensor is a view of it: a
-model of any size takes the memory of its largest tensor. Nothing here knows what the model is for.
+`Synthetic` stands in for an open `gguf.File`, so it is checked and loaded like any other; its
+tensors are those that the architecture declares. The values of weights affect speed only by the
+power that toggling bits takes, and random blocks take as much as quantised normal numbers (LOG.md).
+So each format has one pool of random blocks, which is repeated, and every tensor is a view of it: a
+model of any size takes the memory of the largest tensor of each format. Nothing here knows what the
+model is for.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from ..util.paths import data_dir
 
 POOL = 1 << 22  # random weights of a format, about
 SMALLER = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}  # for rows that are no multiple of 256
-SMALLEST = "Q4_0"  # what the others of 256 weights become there
-OUTPUT_OF_ROWS = "Q8_0"  # of types with a scale for each row, and the embedding table
-VALUES = 100.0  # root mean square of numbers of 8 bits that have a scale for each row
-EXPERT_MIX, OUTPUT_OF_EXPERT_MIX = "MXFP4_MOE", "Q8_0"  # as gpt-oss has it
-OF_SEVERAL = (*MIXED, EXPERT_MIX)
+SMALLEST = "Q4_0"  # replaces all other formats of 256 weights for such rows
+OUTPUT_OF_ROWS = "Q8_0"  # output and embedding table of types with a scale for each row
+VALUES = 100.0  # root mean square of 8-bit numbers that have a scale for each row
+EXPERT_MIX, OUTPUT_OF_EXPERT_MIX = "MXFP4_MOE", "Q8_0"  # as in files of gpt-oss
+OF_SEVERAL = (*MIXED, EXPERT_MIX)  # types whose matrices have several formats
 TAPS = "ssm_conv1d.weight"  # always floats
-OUTPUT_OF_K = "Q6_K"  # of models in Q2_K to Q5_K, as files usually have it
+OUTPUT_OF_K = "Q6_K"  # of models in Q2_K to Q5_K, as in most files
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Shape:
     name: str
     architecture: str
     n_vocab: int
-    tied: bool  # the embedding table is the output
-    settings: Mapping[str, Any]  # what stands below `<architecture>.` in a file
+    tied: bool  # the embedding table is the output matrix
+    settings: Mapping[str, Any]  # metadata, by keys without the prefix `<architecture>.`
 
 
 @cache
@@ -68,8 +69,8 @@ def dimensions(shape: Shape) -> Dimensions:
 def parse(spec: str) -> tuple[Shape, str, str]:
     """(shape, type, format of the output) of "SHAPE:TYPE" or "SHAPE:TYPE/OUTPUT"; ValueError.
 
-    The type is a format, one of OF_SEVERAL, whose matrices have several, or one of `mix.BY_ROW`,
-    whose matrices have a scale for each row.
+    The type is a format, one of OF_SEVERAL, or one of `mix.BY_ROW`, whose matrices have a scale for
+    each row.
     """
     name, colon, types = spec.rpartition(":")
     known = {s.name.lower(): s for s in shapes().values()}
@@ -100,10 +101,10 @@ def _format(name: str) -> Format:
 
 
 class Repeated(Tensor):
-    """A tensor whose blocks are a pool over and over: valid because the pool is."""
+    """A tensor whose blocks are a pool's, repeated, and valid like these."""
 
     def check_scales(self) -> None:
-        """Nothing to check again."""
+        """Does nothing: the scales of the pool are finite."""
 
 
 class Synthetic:
@@ -127,7 +128,7 @@ class Synthetic:
         return self.shape.architecture
 
     def close(self) -> None:
-        """Let go of the tensors."""
+        """Releases the tensors."""
         self.tensors = {}
 
     def __enter__(self) -> Synthetic:
@@ -138,7 +139,7 @@ class Synthetic:
 
 
 def _metadata(shape: Shape) -> dict[str, Any]:
-    """There is no tokenizer: benchmarks make ids of their own."""
+    """Metadata without a tokenizer, because benchmarks make their own ids."""
     settings = {
         f"{shape.architecture}.{key}": np.array(value) if isinstance(value, list) else value
         for key, value in shape.settings.items()
@@ -152,7 +153,7 @@ def _metadata(shape: Shape) -> dict[str, Any]:
 
 
 def _scheme(model: Synthetic) -> dict[str, Any]:
-    """What the metadata says of a mix, and of a type with a scale for each row."""
+    """Metadata of a mix, or of a type with a scale for each row."""
     if model.format in OF_SEVERAL:
         return {"general.file_type": file_type(model.format)}
     if model.rows is None:
@@ -162,7 +163,7 @@ def _scheme(model: Synthetic) -> dict[str, Any]:
 
 
 def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
-    """What the architecture declares, in its order, each in the format of its kind."""
+    """The tensors that the architecture declares, in its order."""
     shape = model.shape
     sizes = dimensions(shape)
     shapes, _ = architectures()[shape.architecture].stored(sizes, shape.tied)
@@ -172,7 +173,7 @@ def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
         if len(shapes[name]) > 1:
             nbytes = _nbytes(format, shapes[name])
             largest[format.name] = max(largest.get(format.name, 0), nbytes)
-    rms = sizes.n_embd**-0.5  # projections of a normed x keep its size: no overflow in f16
+    rms = sizes.n_embd**-0.5  # products of a normalised x keep its magnitude: no overflow in f16
     pools = {f: _Pool(by_name(f), n, rms, seed, model.rows) for f, n in largest.items()}
     found = {}
     for name, size in shapes.items():
@@ -188,7 +189,7 @@ def _repeated(pool: NDArray[np.uint8], times: int) -> NDArray[np.uint8]:
 
 
 def _value(name: str) -> float:
-    """The value of all elements of a vector: norms change nothing, and states decay."""
+    """The value of all elements of a vector: 1 for norms, and -1 where a state decays by it."""
     return -1.0 if name.endswith("ssm_a") else 1.0
 
 
@@ -214,8 +215,8 @@ def _formats(
 
 
 def _format_of(model: Synthetic, name: str, shape: tuple[int, ...]) -> Format:
-    """F32 for vectors, routers, biases and taps; a smaller block where the rows are no multiple of
-    the format's own.
+    """F32 for vectors, routers, biases and taps; a format of smaller blocks if rows are no whole
+    number of the format's blocks.
     """
     if len(shape) == 1 or name.endswith((".bias", "ffn_gate_inp.weight", TAPS)):
         return by_name("F32")
@@ -236,7 +237,7 @@ def _nbytes(format: Format, shape: tuple[int, ...]) -> int:
 
 
 class _Pool:
-    """Random blocks of one format, repeated until the largest tensor fits at any start."""
+    """Random blocks of one format, repeated so that the largest tensor fits from any block on."""
 
     def __init__(
         self, format: Format, nbytes: int, rms: float, seed: int, rows: Format | None = None
@@ -259,9 +260,9 @@ class _Pool:
         self._n_blocks, self._start = n, 0
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The next tensor: it begins at another block than its neighbours."""
+        """The next tensor, which begins at another block than the one before."""
         begin = self._start * self.format.nbytes
-        self._start = (self._start + 7919) % self._n_blocks  # a prime: starts differ for long
+        self._start = (self._start + 7919) % self._n_blocks  # a prime, so that few starts repeat
         data = self._bytes[begin : begin + _nbytes(self.format, shape)]
         rows = data.reshape(*shape[:-1], -1)
         return Repeated(name, shape, stored_as(self.format), rows, "synthetic", begin)

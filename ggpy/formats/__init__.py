@@ -1,8 +1,7 @@
 """Block formats: every way in which GGML stores weights, in numpy. One file per format; adding a
 file adds a format.
 
-This is the ground floor: nothing here imports another part of ggpy. `quantize` and `dequantize`
-look a format up by name; `Format` is what they find.
+Nothing here imports another part of ggpy. `quantize` and `dequantize` look up a `Format` by name.
 """
 
 from __future__ import annotations

@@ -21,17 +21,17 @@ Blocks = NDArray[Any]  # n elements of a format's dtype
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 
-# Weights worked on at a time: the temporaries of one chunk stay in a core's second-level cache, and
-# yet each numpy call is so long that threads seldom wait for each other.
+# Weights of a chunk: its temporaries stay in a core's L2 cache, and yet each numpy call is so long
+# that threads seldom wait for the GIL.
 CHUNK = 1 << 17
 SEARCH_CHUNK = 1 << 16  # where scales are searched for, with more temporaries
 
-PRIVATE_ID = 1 << 16  # from here on ids are our own: ggml has no such types, and files neither
+PRIVATE_ID = 1 << 16  # the first id of ggpy's own types, which neither ggml nor files have
 
 
 @dataclass(frozen=True)
 class ScaleCodec:
-    """How the scales of a block are reached where they are not fields of a float type."""
+    """How scales that are not fields of a float type are read and written."""
 
     # blocks[n] -> scales[n, k]; a bit pattern that stands for no number becomes NaN
     read: Callable[[Blocks], F32]
@@ -51,15 +51,15 @@ class Format:
     dequantize_blocks: Callable[[Blocks], F32]
     # weights[n, b] -> blocks[n]
     quantize_blocks: Callable[[F32], Blocks] | None = None
-    # The same by the importance[m, b] of the columns: whole rows of m blocks each
+    # weights[n, b], importance[m, b] of the columns of a row -> blocks[n]; n is a multiple of m
     quantize_weighted: Callable[[F32, F32], Blocks] | None = None
     scale_codec: ScaleCodec | None = None
     # recomputes, in place, the fields that follow from others
     derive_fields: Callable[[Blocks], None] | None = None
-    # How matrices lie on a GPU: bits of a code, weights with one scale, kind of scales
+    # The layout of matrices on a GPU: bits of a code, weights with one scale, kind of scales
     # (cuda/layout/tile.cuh). None: as in the file.
     tile: tuple[int, int, str] | None = None
-    # What the codes of a tile stand for where they are no integers: numbers, or "E4M3".
+    # The values of a tile's codes, if these are not integers: numbers, or "E4M3".
     tile_values: tuple[int, ...] | str = ()
     # quantize_blocks tries many scales: hundreds of small operations on each block
     searches: bool = False
@@ -96,8 +96,8 @@ class Format:
         return columns // self.block_size * self.nbytes
 
     def blocks(self, data: NDArray[Any]) -> Blocks:
-        """bytes[..., m * nbytes] -> blocks[n], a view where the bytes are contiguous; ValueError on
-        a broken row.
+        """bytes[..., m * nbytes] -> blocks[n], a view where the bytes are contiguous; ValueError
+        unless rows are whole blocks.
         """
         if data.dtype == self.dtype and data.ndim:
             return np.ascontiguousarray(data).reshape(-1)
@@ -182,8 +182,9 @@ class Format:
         return int(block * self.block_size // columns)
 
     def scales(self, data: NDArray[Any]) -> F32:
-        """The float scales alone, [n, k] (k is 0 for integers): all that can make a weight NaN or
-        infinite.
+        """The float scales of blocks, [n, k] (k is 0 for integers).
+
+        Weights are finite if their scales are.
         """
         blocks = self.blocks(data)
         if self.scale_codec is not None:
@@ -218,9 +219,9 @@ class Format:
 
 
 def cuda_asserts(format: Format) -> str:
-    """C++ lines that fail to compile unless the struct has the size and each field the place and
-    size of the dtype. Places are checked by compilers that have __builtin_offsetof: NVRTC before
-    13.4 has not.
+    """C++ lines that fail to compile unless the struct has the size of the dtype, and each field
+    its offset and size. Offsets are checked by compilers with __builtin_offsetof: NVRTC before 13.4
+    has none.
     """
     struct, fields = format.struct, (format.dtype.fields or {}).items()
     sizes = [_assert(f"sizeof({struct}) == {format.nbytes}")]
@@ -241,13 +242,13 @@ def _assert(condition: str) -> str:
 
 
 def _chunks(n: int, block_size: int, unit: int = 1, size: int = CHUNK) -> Iterator[slice]:
-    """Slices of n blocks of about `size` weights each, and of a multiple of `unit` blocks."""
+    """Slices of n blocks: about `size` weights in each, and a multiple of `unit` blocks."""
     step = max(1, size // (block_size * unit)) * unit
     return (slice(start, start + step) for start in range(0, n, step))
 
 
 def checked_importance(importance: NDArray[Any], columns: int) -> F32:
-    """importance[columns], if it can be one; ValueError."""
+    """`importance` as f32 [columns]; ValueError for another shape, NaN, infinity or a negative."""
     importance = np.asarray(importance, np.float32)
     if importance.shape != (columns,):
         raise ValueError(f"importance has shape {importance.shape}; rows have {columns} columns")
@@ -261,7 +262,7 @@ _by_id: dict[int, Format] = {}
 
 
 def register(format: Format) -> Format:
-    """Make a format known by its name (any case) and its ggml id; ValueError if either is taken."""
+    """Registers a format by its name (any case) and its ggml id; ValueError if either is taken."""
     if format.name.upper() in _by_name or format.type_id in _by_id:
         raise ValueError(
             f"two block formats are called {format.name} or have the ggml id {format.type_id}"

@@ -73,9 +73,7 @@ def largest_magnitude(weights: F32) -> F32:
 
 
 def finite_or_zero(x: F32) -> F32:
-    """x, and 0 where it is infinite: what C's conversion to an integer makes of an infinite
-    product.
-    """
+    """x, and 0 where it is infinite, as C code converts an infinite product to an integer."""
     return np.where(np.isinf(x), np.float32(0), x)
 
 

@@ -15,8 +15,8 @@ from .base import F32, PRIVATE_ID, U8, Blocks, Format, ScaleCodec, register
 
 LARGEST = 448.0
 NAN = 0x7F
-SMALLEST = np.float32(2.0**-6)  # number whose mantissa has a leading one
-SPACING = np.float32(2.0**-9)  # of those below
+SMALLEST = np.float32(2.0**-6)  # the smallest normal number
+SPACING = np.float32(2.0**-9)  # of subnormal numbers
 
 
 @cache
@@ -43,12 +43,12 @@ def quantize(weights: F32) -> Blocks:
 
 
 def encode(numbers: F32) -> U8:
-    """Any shape -> the codes nearest to the numbers, ties to even; beyond 448 it is 448, and NaN
-    stays NaN.
+    """numbers of any shape -> the nearest codes, ties to even; magnitudes beyond 448 become 448,
+    and NaN stays NaN.
     """
     magnitude = np.minimum(np.abs(numbers), np.float32(LARGEST))
     bits = magnitude.view(np.uint32)
-    # Of a float's mantissa the upper three bits stay, and its exponent has a bias of 120 more.
+    # The upper three bits of a float32's mantissa stay; the bias of its exponent is larger by 120.
     rounded = ((bits + (0x7FFFF + (bits >> 20 & 1))) >> 20) - (120 << 3)
     codes = np.where(magnitude < SMALLEST, np.rint(magnitude / SPACING), rounded).astype(np.uint8)
     codes[np.isnan(magnitude)] = NAN
@@ -57,7 +57,7 @@ def encode(numbers: F32) -> U8:
 
 
 def write(codes: Blocks, scales: F32) -> None:
-    """A number is its own scale; infinity becomes NaN, or it could not be seen."""
+    """A number is its own scale. Infinity becomes NaN, so that a check of scales finds it."""
     numbers = scales[:, 0]
     codes[:] = encode(np.where(np.isinf(numbers), np.float32(np.nan), numbers))
 

@@ -50,9 +50,7 @@ def points(name: str, indices: NDArray[Any]) -> F32:
 
 
 def signed_points(name: str, indices: NDArray[Any], signs: U8) -> F32:
-    """Points whose weights take the signs of the bits of signs[n, m], eight weights a byte: [n, m *
-    8].
-    """
+    """indices[n, k], signs[n, m], a bit for each weight -> points with these signs, [n, m * 8]."""
     values = points(name, indices).reshape(*signs.shape, 8)
     values *= _sign_table()[signs]
     return values.reshape(len(indices), -1)

@@ -28,7 +28,7 @@ def dequantize(blocks: Blocks) -> F32:
     return scaled(blocks["d"].astype(np.float32)[:, None] * factors, values)
 
 
-# What a digit and a shift by an eighth make together, in eighths; shared with IQ1_M.
+# A digit -1, 0 or 1, shifted up or down by 1/8, in eighths; shared with IQ1_M.
 SHIFTED_DIGITS = (-9, -7, -1, 1, 7, 9)
 
 IQ1_S = register(

@@ -15,7 +15,7 @@ block_iq2_xs = np.dtype([("d", "<f2"), ("qs", "<u2", QK_K // 8), ("scales", "u1"
 
 
 def dequantize(blocks: Blocks) -> F32:
-    """blocks[n] -> weights[n, 256]; of qs the low nine bits are an index, the others signs."""
+    """blocks[n] -> weights[n, 256]; qs has an index in its low nine bits, and signs above them."""
     values = signed_points("IQ2_XS", blocks["qs"] & 511, even_signs(blocks["qs"] >> 9))
     return scaled(scales(blocks), values)
 

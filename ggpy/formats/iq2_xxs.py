@@ -17,8 +17,8 @@ SIGN_SHIFTS = np.array([0, 7, 14, 21], np.uint32)
 
 
 def dequantize(blocks: Blocks) -> F32:
-    """blocks[n] -> weights[n, 256]; of each two 32-bit words the first has four indices, the second
-    signs and scale.
+    """blocks[n] -> weights[n, 256]; each 32 weights have two 32-bit words: four indices, then signs
+    and scale.
     """
     words = blocks["qs"].view("<u4").reshape(-1, 8, 2)
     indices = np.ascontiguousarray(words[:, :, 0]).view(np.uint8)

@@ -29,8 +29,8 @@ block_iq3_s = np.dtype(
 
 
 def dequantize(blocks: Blocks) -> F32:
-    """blocks[n] -> weights[n, 256]; qs has the low byte, qh the ninth bit of an index; d * (1 + 2 *
-    scale).
+    """blocks[n] -> weights[n, 256]; qs has the low byte of an index, qh its ninth bit. A scale
+    stands for d * (1 + 2 * scale).
     """
     indices = blocks["qs"] | unpack_in_place(blocks["qh"], 1).astype(np.uint16) << 8
     factors = 1 + 2 * unpack_in_place(blocks["scales"], 4)
@@ -54,8 +54,8 @@ def _blocks(weights: F32, errors: F32) -> Blocks:
     )
     scales, indices = scales.reshape(-1, 8), indices.reshape(-1, 8, 8)
     signs = np.packbits(weights < 0, axis=1, bitorder="little").reshape(-1, 8, 4)
-    # ggml writes nothing for a group of zeros, and puts the points and signs of the groups after it
-    # one place earlier, but not the ninth bits and the scales. Files are equal only if we do so.
+    # ggml writes nothing for a group of zeros: it puts the points and signs of later groups one
+    # place earlier, but not their ninth bits and scales. Files are equal only if we do the same.
     empty = ~weights.reshape(-1, 8, 32).any(axis=2)
     order = np.argsort(empty, axis=1, kind="stable")[:, :, None]
     blocks = np.zeros(len(weights), block_iq3_s)
@@ -74,9 +74,9 @@ def _blocks(weights: F32, errors: F32) -> Blocks:
 def search_grid(x: F32, weights: F32) -> tuple[F32, NDArray[np.int32]]:
     """magnitudes x[32, g], weights[32, g] -> scales[g] and indices of grid points [g, 8].
 
-    Tries 19 scales about the one that makes the largest magnitude 15: rounds to odd numbers, and
-    four that are not a point of the grid to the best of the nearest points. Groups of zeros get
-    scale 0 and index 0.
+    Tries 19 scales about the one that makes the largest magnitude 15. Four magnitudes are rounded
+    to odd numbers; if these are no point of the grid, the best of the nearest points is taken.
+    Groups of zeros get scale 0 and index 0.
     """
     book = Neighbours.of_iq3_s()
     fours, four_weights = _by_fours(x), _by_fours(np.sqrt(weights))
@@ -102,7 +102,7 @@ def search_grid(x: F32, weights: F32) -> tuple[F32, NDArray[np.int32]]:
 
 
 def _by_fours(x: F32) -> F32:
-    """x[32, g] -> [8 * g, 4]: what one point of the grid stands for."""
+    """x[32, g] -> [8 * g, 4]: a row for each point of the grid."""
     return np.ascontiguousarray(x.reshape(8, 4, -1).swapaxes(1, 2)).reshape(-1, 4)
 
 
@@ -129,7 +129,7 @@ class Neighbours:
     @staticmethod
     @cache
     def of_iq3_s() -> Neighbours:
-        """The one there is, made when it is first needed."""
+        """The instance, computed when it is first needed."""
         points = grid("IQ3_S").astype(np.int32)
         shifts = np.array([0, 3, 6, 9])
         index = np.full(4096, -1, np.int32)

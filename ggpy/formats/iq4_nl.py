@@ -37,7 +37,7 @@ def dequantize(blocks: Blocks) -> F32:
 
 
 def nearest_codes(x: F32) -> U8:
-    """The codes of the table values nearest to x; of two as near the higher."""
+    """The codes of the table values nearest to x; ties go to the higher value."""
     codes: U8 = np.take(CODES_BY_HALVES, _halves(x))
     return codes
 

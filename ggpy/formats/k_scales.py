@@ -66,7 +66,7 @@ def quantize(blocks: Blocks, weights: F32, n_max: int, steps: tuple[float, float
 
 
 def quantize_weighted(blocks: Blocks, weights: F32, importance: F32, n_max: int) -> U8:
-    """The same by the importance[m, 256] of the columns (ggml quantize_row_q4_K_impl)."""
+    """`quantize` with the importance[m, 256] of the columns (ggml quantize_row_q4_K_impl)."""
     errors = block_error_weights(weights, importance)
     x, errors = aligned(weights.reshape(-1, 32).T), aligned(errors.reshape(-1, 32).T)
     search = search_scale_and_minimum(x, errors, n_max, (-0.9, 0.05, 36), "weighted")
@@ -83,6 +83,6 @@ def quantize_weighted(blocks: Blocks, weights: F32, importance: F32, n_max: int)
 
 
 def _store(blocks: Blocks, d_and_dmin: F32, levels: U8) -> None:
-    """d_and_dmin[2, n], levels[2, n, 8]."""
+    """Stores d_and_dmin[2, n] and levels[2, n, 8] of scales and minimums."""
     blocks["d"], blocks["dmin"] = d_and_dmin
     blocks["scales"] = pack_scales(levels.swapaxes(0, 1))

@@ -59,10 +59,10 @@ def quantize(weights: F32) -> Blocks:
 
 
 def nearest_e2m1(weights: F32, scales: F32) -> U8:
-    """weights[n, b], scales[n, 1] of the doubled values -> codes[n, b]; of two as near the smaller
+    """weights[n, b], scales[n, 1] of the doubled values -> codes[n, b]; ties go to the smaller
     magnitude.
 
-    Products with a scale and halves are exact, so that comparing with them is comparing distances.
+    A middle times a scale is exact, so comparing with it is the same as comparing distances.
     """
     magnitudes = np.abs(weights)
     codes = np.zeros(weights.shape, np.uint8)

@@ -85,7 +85,7 @@ NVFP4 = register(
         dequantize,
         quantize,
         scale_codec=ScaleCodec(read_scales, write_scales),
-        tile=(4, 16, "D"),  # half a bit more for each weight: the scales become halves
+        tile=(4, 16, "D"),  # half a bit more for each weight: the scales become f16
         tile_values=tuple(E2M1_DOUBLED.tolist()),
     )
 )

@@ -17,5 +17,5 @@ def dequantize(blocks: Blocks) -> F32:
     return scaled(blocks["d"].astype(np.float32)[:, None], q)
 
 
-# Tiles have 2.5 bits for each weight: there are none of 1 bit, and a scale for each 32.
+# Tiles have 2.5 bits for each weight: no tile has 1-bit codes, and each 32 weights have a scale.
 Q1_0 = register(Format("Q1_0", 41, QK1_0, block_q1_0, dequantize, tile=(2, 32, "D")))

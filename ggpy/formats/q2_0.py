@@ -17,5 +17,5 @@ def dequantize(blocks: Blocks) -> F32:
     return scaled(blocks["d"].astype(np.float32)[:, None], q)
 
 
-# Tiles have 3.5 bits for each weight: two bits are for -2 to 1, and a scale for each 32.
+# Tiles have 3.5 bits for each weight: two bits would mean -2 to 1, and each 32 have a scale.
 Q2_0 = register(Format("Q2_0", 42, QK2_0, block_q2_0, dequantize, tile=(3, 32, "D")))

@@ -51,7 +51,7 @@ def quantize_weighted(weights: F32, importance: F32) -> Blocks:
 
 
 def search_by_importance(weights: F32, importance: F32, largest: int) -> tuple[F32, F32, U8]:
-    """Like `quantize_by_range`, but the scale and minimum of the least error; shared with Q5_1."""
+    """Like `quantize_by_range`, with the scale and minimum of the least error; shared with Q5_1."""
     errors = aligned(row_error_weights(weights, importance).T)
     x, steps = aligned(weights.T), (-0.9, 0.05, 36)
     d, m, q = search_scale_and_minimum(x, errors, largest, steps, "weighted")

@@ -41,8 +41,8 @@ def quantize_weighted(weights: F32, importance: F32) -> Blocks:
 
 
 def _blocks(weights: F32, scales: F32, found: F32) -> Blocks:
-    """Blocks of weights[n, 256] whose groups' best scales[16 n] are rounded in turn; found[16, 16
-    n] as in `requantize`.
+    """Blocks of weights[n, 256] from the best scales[16 n] of their groups, which are rounded here;
+    found[16, 16 n] as in `requantize`.
     """
     scales = scales.reshape(-1, 16)
     extreme = first_extreme(scales.T)[:, None]

@@ -34,7 +34,7 @@ def quantize(weights: F32) -> Blocks:
 
 
 def derive_sum(blocks: Blocks) -> None:
-    """s of blocks whose other fields are set."""
+    """Sets s of blocks whose other fields are set."""
     blocks["s"] = blocks["d"].astype(np.float32) * blocks["qs"].sum(axis=1, dtype=np.int32)
 
 

@@ -30,7 +30,7 @@ def quantize(weights: F32) -> Blocks:
 
 
 def derive_sums(blocks: Blocks) -> None:
-    """bsums of blocks whose qs are set."""
+    """Sets bsums of blocks whose qs are set."""
     blocks["bsums"] = blocks["qs"].reshape(-1, QK_K // 16, 16).sum(axis=2, dtype=np.int16)
 
 

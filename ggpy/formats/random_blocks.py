@@ -1,7 +1,7 @@
 """Random blocks that are valid: any bits in the quants, scales of a moderate size. For tests and
 synthetic benchmarks.
 
-No format is named here: what must not be random is reached through the format's scales.
+No format is named here: only scales must not be random, and a Format can set its scales.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def random_blocks(format: Format, n: int, rng: np.random.Generator, rms: float =
 
 
 def _moderate(n: int, count: int, rng: np.random.Generator) -> F32:
-    """[n, count] of either sign, between 1/2 and 2."""
+    """Random numbers [n, count] of either sign, with magnitudes between 1/2 and 2."""
     magnitude = np.exp2(rng.uniform(-1, 1, (n, count)))
     sign = rng.choice([-1, 1], (n, count))
     scales: F32 = (magnitude * sign).astype(np.float32)

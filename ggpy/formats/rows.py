@@ -1,9 +1,9 @@
-"""Numbers with one scale for each row: w[n, k] = value[n, k] * scale[n], the values as a format has
-them.
+"""Matrices with one scale for each row: w[n, k] = value[n, k] * scale[n], values in some format.
 
-So weights are kept that have a scale for each output channel, and so activations are quantised for
-each token. The scale is the format's reach: int8 uses -127..127, F8_E4M3 -448..448, and Q4_0 its
-codes -8..7 in blocks whose own scale is 1. Knows no tensor's name.
+Weights with a scale for each output channel are stored like this, and activations are quantised
+like this, with a scale for each token. A row is scaled to the range of the values: int8 has
+-127..127, F8_E4M3 -448..448, and Q4_0 -8..7, in blocks whose own scale is 1. Knows no tensor's
+name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def by_row(name: str) -> Format:
 
 
 def stored_as(format: Format) -> Format:
-    """The type that a file has for a format: bytes that ggml has no type for are I8."""
+    """The type of a format in a file: I8 if ggml has no such type."""
     return by_name("I8") if format.is_private else format
 
 
@@ -47,7 +47,7 @@ def encode_rows(weights: F32, scales: F32, format: Format) -> U8:
 
 
 def largest_scales(largest: float) -> Callable[[F32], F32]:
-    """The largest magnitude of a row is the largest value."""
+    """A function weights[n, K] -> scale[n], so that a row's largest magnitude becomes `largest`."""
 
     def scales(weights: F32) -> F32:
         found: F32 = np.abs(weights).max(axis=1, initial=0) / np.float32(largest)
@@ -64,7 +64,7 @@ def _q4_0_scales(weights: F32) -> F32:
 
 
 def to_int8(values: F32) -> U8:
-    """Whole numbers in -127..127 as bytes."""
+    """values, rounded and clipped to -127..127, as bytes."""
     return np.clip(np.rint(values), -INT8_LARGEST, INT8_LARGEST).astype(np.int8).view(np.uint8)
 
 

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from .base import F32
 
-# Groups whose largest magnitude is below get the scale 0 (ggml's GROUP_MAX_EPS).
+# Groups whose largest magnitude is below this get the scale 0 (ggml's GROUP_MAX_EPS).
 ALL_ZERO = np.float32(1e-15)
 
 # Which of ggml's two searches for a scale and a minimum: make_qkx2_quants by squared or absolute
-# error, or make_qkx3_quants, for an importance matrix; they part where a rounding leaves the range.
+# error, or make_qkx3_quants, for an importance matrix. They differ if a rounding leaves the range.
 Kind = Literal["squared", "absolute", "weighted"]
 
 
@@ -53,7 +53,7 @@ def ordered_sum(terms: F32) -> F32:
 
 
 def running_sum(terms: F32) -> F32:
-    """The same from the first term on, so that a sum of negative zeros is one."""
+    """Like ordered_sum, but starting from the first term: a sum of negative zeros is -0."""
     sums: F32 = np.add.accumulate(terms, axis=0)[-1]
     return sums
 
@@ -121,7 +121,7 @@ def row_error_weights(weights: F32, importance: F32) -> F32:
 
 
 def block_error_weights(weights: F32, importance: F32) -> F32:
-    """The same by twice the block's own variance."""
+    """Like row_error_weights, but by twice the variance of each block."""
     variance = np.float32(2) * mean_square(weights)
     return error_weights(weights, tiled(importance, weights), variance)
 
@@ -240,7 +240,7 @@ def _fit_line(
 
 
 def _least_span(span: F32) -> F32:
-    """Below this much between origin and maximum a rounding may leave the range in which
+    """The least span from origin to maximum for which all roundings are in the range in which
     `nearest_int` rounds.
     """
     return np.where(

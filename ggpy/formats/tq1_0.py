@@ -29,8 +29,8 @@ def dequantize(blocks: Blocks) -> F32:
 def digits(packed: U8, count: int) -> NDArray[np.int8]:
     """packed[n, k] -> the first `count` digits of each byte, less 1: [n, count * k].
 
-    A byte is a fraction of 256 in base 3: times 3^i, modulo 256, brings digit i to the front, where
-    3/256 of it is read.
+    A byte / 256 is a fraction in base 3. Multiplying by 3^i modulo 256 makes digit i the first one,
+    which is the whole part of 3 times the fraction.
     """
     shifted = packed[:, None, :] * POWERS_OF_3[:count, None]
     leading = (shifted.astype(np.uint16) * np.uint16(3)) >> np.uint16(8)

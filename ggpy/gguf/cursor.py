@@ -23,7 +23,7 @@ MAX_STRINGS = (
 DAMAGED = "the file is truncated or damaged, download it again"
 
 _STRING_COST = 66  # an empty string (49), rounded up by the allocator, and its place in a list
-_LONG = 256  # bytes: a string from here on is not read by the loop for short ones
+_LONG = 256  # bytes: longer strings are not read by the loop for short ones
 _FEW = 1024  # short strings are read before their memory is counted
 _U64 = struct.Struct("<Q")
 
@@ -57,7 +57,7 @@ class Budget:
         self.used = 0
 
     def refusal(self, nbytes: int) -> str | None:
-        """Count `nbytes` more; the reason if that is too much."""
+        """Counts `nbytes` more; returns the reason if that is too much, else None."""
         self.used += nbytes
         limit = min(self.limit, self.file_bytes + MAX_OVERHEAD)
         if self.used <= limit:
@@ -86,12 +86,12 @@ class Cursor:
         )
 
     def spend(self, nbytes: int, field: str) -> None:
-        """Count memory that is about to be taken."""
+        """Counts memory that is about to be taken; GGUFError beyond the budget."""
         if reason := self.budget.refusal(nbytes):
             raise self.fail(field, reason)
 
     def skip(self, nbytes: int, field: str) -> int:
-        """Move on by `nbytes`, and return where they start."""
+        """Moves on by `nbytes`, and returns where they start; GGUFError beyond the file's end."""
         start, left = self.pos, self.size - self.pos
         if nbytes > left:
             missing = f"{nbytes - left} bytes or more are missing"
@@ -112,7 +112,11 @@ class Cursor:
         return int(self.unpack("Q", field)[0])
 
     def count(self, field: str, at_least: int, memory: int, limit: int = INT64_MAX) -> int:
-        """A number of entries: each has `at_least` bytes in the file and takes `memory` bytes."""
+        """Reads a number of entries, each of which has `at_least` bytes in the file.
+
+        memory: bytes that an entry takes. GGUFError if the file is too short for so many, or beyond
+        `limit` or the budget.
+        """
         at = self.pos
         count = self.u64(field)
         left = self.size - self.pos
@@ -131,7 +135,7 @@ class Cursor:
         return value
 
     def _text(self, field: str, longest: int = INT64_MAX) -> str:
-        """A string whose memory is counted only while it is decoded; the caller keeps it."""
+        """A string whose memory is counted only while it is decoded; the caller counts the rest."""
         at = self.pos
         length = self.u64(field)
         if length > longest:
@@ -140,7 +144,7 @@ class Cursor:
         used = self.budget.used
         self.spend(2 * length, field)
         raw = self.buffer[start : self.pos]
-        if not raw.isascii():  # decoding starts over with 2 and with 4 bytes a character
+        if not raw.isascii():  # decoding may start again with 2 and with 4 bytes for a character
             self.spend(6 * length, field)
         try:
             value = raw.decode()
@@ -161,7 +165,7 @@ class Cursor:
         return values
 
     def _some_strings(self, field: str, first: int, count: int) -> list[str]:
-        """Strings first.. of an array: the many short ones here, all others by `_text`."""
+        """`count` strings of an array, from `first` on; `_text` reads those that are not short."""
         buffer, pos, unpack = self.buffer, self.pos, _U64.unpack_from
         safe = self.size - 8 - _LONG  # a short string that starts before here ends in the file
         values: list[str] = []

@@ -59,7 +59,7 @@ class Tensor:
         return self.data.nbytes
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """start:stop of the first axis; ValueError outside it or inside a block of a 1-d tensor."""
+        """start:stop of the first axis; ValueError beyond it, or inside a block of a 1-d tensor."""
         if not 0 <= start <= stop <= self.shape[0]:
             raise ValueError(f"{self.name} has {self.shape[0]} rows, not {start}:{stop}")
         first, last = start, stop
@@ -74,7 +74,7 @@ class Tensor:
         return self.format.dequantize(self.data).reshape(self.shape)
 
     def check_scales(self) -> None:
-        """GGUFError naming the first row with a NaN or infinite scale (of F32, F16: weight)."""
+        """GGUFError names the first row with a scale (in F32, F16: a weight) of NaN or infinity."""
         blocks = self.format.blocks(self.data)
         step = max(1, _CHUNK // self.format.nbytes)
         for first in range(0, len(blocks), step):
@@ -97,8 +97,8 @@ class File:
 
     `metadata`: numbers and strings as Python's, arrays of numbers as numpy's, of strings as lists.
     `types`: the type of each, "u32", "arr[str]". `tensors`: by name, in the order of the file.
-    `nbytes`: of all parts. `max_metadata`: bytes of memory that the metadata may take. A file that
-    does not exist is a FileNotFoundError too.
+    `nbytes`: of all parts. `max_metadata`: bytes of memory that the metadata may take. The error
+    for a file that does not exist is a FileNotFoundError, too.
 
     >>> import ggpy
     >>> with ggpy.File("models/tiny/llama.gguf") as file:
@@ -138,9 +138,9 @@ class File:
         return value
 
     def pack_strings(self, tokens: Sequence[str] = ()) -> None:
-        """Keep the long arrays of strings in `metadata` (tokens, merges) as `PackedStrings`.
+        """Turns the long arrays of strings in `metadata` (tokens, merges) into `PackedStrings`.
 
-        tokens: strings that are packed already, which take the place of equal ones.
+        tokens: strings that are packed already; an array that equals them becomes this object.
         """
         for key, value in self.metadata.items():
             if isinstance(value, list) and len(value) > _MANY_STRINGS:
@@ -148,7 +148,7 @@ class File:
                 self.metadata[key] = tokens if packed == tokens else packed
 
     def close(self) -> None:
-        """Let go of the tensors; what a caller still views stays mapped until the view goes."""
+        """Releases the tensors; a part of the file stays mapped as long as a caller has a view."""
         self.tensors = {}
         for buffer in self._buffers:
             with suppress(BufferError):
@@ -163,7 +163,7 @@ class File:
 
 @dataclass(frozen=True)
 class _Part:
-    """One of the files that make a model; mostly there is one."""
+    """One of the files of a model; most models have one."""
 
     path: Path
     buffer: mmap.mmap

@@ -1,8 +1,8 @@
-"""What a GGUF file says before its tensors' data: bytes -> metadata, and where the tensors are.
+"""The part of a GGUF file before the tensors' data: bytes -> metadata, and where the tensors are.
 
 All of it is checked here, so that a hostile or damaged file ends in a GGUFError and in nothing
 else. This module gets a buffer: it knows neither how a file is opened nor how parts belong together
-(`gguf` does), and not what a model is.
+(`file` does), and not what a model is.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MAX_TENSORS = 65536
 MAX_NAME = 63  # bytes of a tensor's name: ggml keeps 64 with a closing zero
 MAX_DIMS = 4
 
-# Memory of one entry, so that a count can be refused before it is believed.
+# Bytes of memory for one entry, so that a count that is too large is refused before reading.
 _KEY_COST = 450  # two dict entries, the type and a scalar
-_TENSOR_COST = 1024  # what describes it here, and later its Tensor, array, shape and name
+_TENSOR_COST = 1024  # its TensorInfo, and later its Tensor, array, shape and name
 
 _MIN_KEY = 8 + 1 + 4 + 1  # bytes in the file: length, one character, type, one byte of value
 _MIN_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # length, one character, dimensions, one of them, type, offset
@@ -78,7 +78,7 @@ class Header(NamedTuple):
 
 
 def read_header(path: Path, buffer: mmap.mmap, budget: Budget) -> Header:
-    """All of a file but the tensors' data; GGUFError for anything that is not as it should be."""
+    """Reads all of a file but the tensors' data; GGUFError for whatever is invalid."""
     cursor = Cursor(path, buffer, budget)
     budget.file_bytes += cursor.size
     _check_magic(cursor)
@@ -177,7 +177,7 @@ def _alignment(cursor: Cursor, metadata: dict[str, Any], types: dict[str, str]) 
 
 
 def _read_tensors(cursor: Cursor, count: int, alignment: int) -> list[TensorInfo]:
-    """All descriptions, each sound in itself."""
+    """All descriptions of tensors, each checked by itself; GGUFError."""
     tensors: list[TensorInfo] = []
     names: set[str] = set()
     for index in range(count):
@@ -198,7 +198,7 @@ def _read_tensor(cursor: Cursor, index: int) -> TensorInfo:
     name = cursor.string(f"name of tensor {index}", MAX_NAME)
     if not name:
         raise cursor.fail(f"name of tensor {index}", "is empty", at)
-    if "\0" in name:  # where C, as in ggml, would see the name end
+    if "\0" in name:  # C code, as in ggml, would take it for the end of the name
         raise cursor.fail(f"name of tensor {index}", f"holds a NUL: {shown(name)}; {DAMAGED}", at)
     field = f"tensor {name!r}"
     n_dims = cursor.u32(field)
@@ -230,7 +230,7 @@ def _read_format(cursor: Cursor, field: str) -> Format:
 def _tensor_bytes(
     cursor: Cursor, field: str, shape: tuple[int, ...], format: Format, at: int
 ) -> int:
-    """The size of a tensor's data; GGUFError for a shape that cannot be."""
+    """The bytes of a tensor's data; GGUFError for a shape that its format cannot have."""
     for size in shape:
         if size > INT64_MAX:
             raise cursor.fail(field, f"has a dimension of {size - 2**64}, negative", at)
@@ -238,14 +238,14 @@ def _tensor_bytes(
         rows = f"rows of {shape[-1]} weights"
         problem = f"has {rows}, {format.name} stores whole blocks of {format.block_size}"
         raise cursor.fail(field, problem, at)
-    # numpy leaves zeros out of this product too; 8 bytes are the most that a weight can take.
+    # numpy leaves zeros out of this product, too; 8 bytes are the most that a weight can take.
     if prod(size for size in shape if size) > INT64_MAX // 8:
         raise cursor.fail(field, f"has the shape {shape}, whose size overflows 64 bits", at)
     return prod(shape[:-1]) * format.row_bytes(shape[-1])
 
 
 def _check_layout(cursor: Cursor, tensors: list[TensorInfo], data_start: int) -> None:
-    """All tensors' data lies in the file, and none of it twice."""
+    """GGUFError unless the data of all tensors lies in the file and does not overlap."""
     by_offset = sorted(tensors, key=lambda info: (info.offset, info.nbytes))
     end = max((info.offset + info.nbytes for info in tensors), default=0)
     missing = data_start + end - cursor.size

@@ -1,4 +1,4 @@
-"""What the name of a tensor in a GGUF file says."""
+"""Names of tensors in GGUF files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import re
 
 
 def layer_of(name: str) -> int | None:
-    """7 for "blk.7.ffn_up.weight"; None for what is in no layer."""
+    """7 for "blk.7.ffn_up.weight"; None for a tensor outside of the layers."""
     match = re.match(r"blk\.(\d+)\.", name)
     return int(match[1]) if match else None

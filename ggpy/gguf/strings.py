@@ -1,4 +1,4 @@
-"""Many strings in the memory of their bytes: a list takes 60 bytes for each one more."""
+"""Many strings as their bytes in UTF-8: a list would take 60 bytes more for each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class PackedStrings(Sequence[str]):
-    """The strings of a list, which it equals: UTF-8, decoded when it is asked for.
+    """A sequence of strings that decodes an item when it is asked for, and equals the same list.
 
     >>> PackedStrings(["a", "", "bc"])[2]
     'bc'

@@ -1,8 +1,8 @@
 """Writes a GGUF file: metadata, then tensors one after the other, in pieces of any size.
 
-The file appears under its name when the last tensor is in it, and never half of it (`output_file`).
-What is written is what llama.cpp writes for the same values, byte by byte. Knows how values are
-stored, but not what they mean to a model.
+The file appears under its name when the last tensor is written, and not before (`output_file`). The
+bytes are those that llama.cpp writes for the same values. Knows how values are stored, but not what
+they mean to a model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CODES = {name: code for name, code in SCALARS.values()}
 
 
 class Slot(NamedTuple):
-    """A tensor that is going to be written."""
+    """The name, shape and format of a tensor that will be written."""
 
     name: str
     shape: tuple[int, ...]  # numpy's order: the last axis is a row
@@ -37,7 +37,7 @@ class Slot(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks; ValueError for a broken row."""
+        """Bytes of all blocks; ValueError if a row is no whole number of blocks."""
         return prod(self.shape[:-1]) * self.format.row_bytes(self.shape[-1])
 
 
@@ -49,7 +49,8 @@ Metadata = Mapping[
 class Writer:
     """A file being written; use it in a `with`, which ends with all tensors or without a file.
 
-    OSError if there is no room for it; ValueError for names and values that GGUF does not have.
+    slots: the tensors in order. OSError if the disk lacks space for them; ValueError for names and
+    values that GGUF cannot have.
     """
 
     def __init__(self, path: str | os.PathLike[str], metadata: Metadata, slots: Sequence[Slot]):
@@ -71,7 +72,7 @@ class Writer:
             raise
 
     def write(self, data: bytes | np.ndarray) -> None:
-        """The next bytes of the tensors, in order; a piece is of one tensor."""
+        """Appends the next bytes of the tensors, in order; ValueError beyond the tensor's end."""
         if isinstance(data, np.ndarray):
             data = np.ascontiguousarray(data).tobytes()
         piece = memoryview(data)
@@ -94,7 +95,7 @@ class Writer:
             self._file.discard()
 
     def _skip_full(self) -> None:
-        """Pad the tensor that has become full; those without weights are full from the start."""
+        """Pads the current tensor if it is full, and goes on to the next one that is not."""
         while self._at < len(self._slots) and not self._left[self._at]:
             nbytes = self._slots[self._at].nbytes
             self._file.write(bytes(self._padded(nbytes) - nbytes))
@@ -111,7 +112,7 @@ def _check_room(path: Path, nbytes: int) -> None:
 
 
 def header(metadata: Metadata, slots: Sequence[Slot], alignment: int = DEFAULT_ALIGNMENT) -> bytes:
-    """All that stands before the tensors' data, padded to it."""
+    """All bytes before the tensors' data, padded to the alignment."""
     _check_names(slot.name for slot in slots)
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(slots), len(metadata))]
     for key, (kind, value) in metadata.items():
@@ -127,7 +128,7 @@ def header(metadata: Metadata, slots: Sequence[Slot], alignment: int = DEFAULT_A
 
 
 def _dimensions(shape: Sequence[int]) -> list[int]:
-    """ggml's order, without the ones at its end."""
+    """The shape in ggml's order, without trailing ones."""
     sizes = list(shape[::-1])
     while len(sizes) > 1 and sizes[-1] == 1:
         sizes.pop()

@@ -1,1 +1,1 @@
-"""Files in another type: mixes, blocks on all cores, importance, SmoothQuant."""
+"""GGUF files in another type: mixes, quantising on all cores, importance matrices, SmoothQuant."""

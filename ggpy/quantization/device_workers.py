@@ -1,8 +1,8 @@
-"""Workers of which a GPU does what it has kernels for: the same bytes, many times as fast.
+"""Workers that quantise on a GPU where it has a kernel: the same bytes, many times as fast.
 
-Rows go through pinned memory in the type that they have, blocks come back; several threads do that
-at the same time, so that reading, copies both ways, kernels and whoever writes the blocks overlap.
-What no kernel is for, and rows with what is no number, are done by the CPU. Knows no file.
+Rows are uploaded from pinned memory in their own type, and blocks are downloaded. Several threads
+do this at the same time, so that reading, copies both ways, kernels and writing of blocks overlap.
+The CPU quantises formats without a kernel, and rows with NaN or infinity. Knows no file.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from ..kernels.blocks.block_kernel import BlockMatrix, supported_formats
 from ..kernels.quantize.quantize import FLAG_BYTES, Quantizer, has_kernel
 from .workers import SLAB, Task, Workers, requantized
 
-PARTS = 4  # under way
+PARTS = 4  # tasks on the device at the same time
 ALIGNMENT = 256  # bytes
 
 
 def open_workers(
     device: str, n: int | None, note: Callable[[str], None], targets: Iterable[Format]
 ) -> Workers:
-    """Workers for blocks of these formats, on "auto", "cpu", "cuda" or "cuda:N"; ValueError.
+    """Workers for blocks of the formats `targets`; n: workers of the CPU, None: one for each core.
 
-    note: gets which device that is and why, and other remarks.
+    device: "auto", "cpu", "cuda" or "cuda:N"; ValueError if it cannot be used. note: is called with
+    the chosen device and the reason, and with other remarks.
     """
     gpu, reason = None, "no kernel makes these types"
     if device != "auto" or any(map(has_kernel, set(targets))):
@@ -50,10 +51,10 @@ class DeviceWorkers(Workers):
         super().__init__(n)
         self.device = device
         self.ahead = max(self.ahead, 2 * PARTS)
-        self.search_slab = SLAB  # what takes long on a core does not here
+        self.search_slab = SLAB  # a GPU searches for scales fast enough for large tasks
         self._feeders = ThreadPoolExecutor(PARTS)
         self._parts: SimpleQueue[RowsPart] = SimpleQueue()
-        self._alone = Lock()  # threads take turns at the device, and wait for it side by side
+        self._alone = Lock()  # held while a thread enqueues work, not while it waits for the GPU
         for _ in range(PARTS):
             self._parts.put(RowsPart(device, self._alone))
         self._quantizers: dict[tuple[str, str, bool], Quantizer | None] = {}
@@ -69,7 +70,7 @@ class DeviceWorkers(Workers):
         return self._feeders.submit(self._quantize, task, quantizer)
 
     def _quantizer(self, task: Task) -> Quantizer | None:
-        """What makes such blocks, if there is a kernel for it."""
+        """The kernel for a task, or None if the CPU has to do it."""
         if task.source is task.target or task.scales is not None:
             return None
         weighted = task.importance is not None and task.target.quantize_weighted is not None
@@ -92,7 +93,7 @@ class DeviceWorkers(Workers):
 
 
 class RowsPart:
-    """Memory on both sides, and a stream, for one task at a time."""
+    """Pinned memory, device memory and a stream for one task at a time."""
 
     def __init__(self, device: Any, alone: Lock) -> None:
         self.device, self.alone = device, alone
@@ -101,18 +102,21 @@ class RowsPart:
         self._buffers: dict[str, Any] = {}
 
     def quantize(self, task: Task, quantizer: Quantizer) -> U8 | None:
-        """The task's blocks; None where numpy has to say what is wrong. ValueError."""
+        """The task's blocks; None if a row has NaN or infinity, which the CPU reports.
+
+        ValueError for importance that does not fit.
+        """
         rows, columns = len(task.data), task.data.shape[1] // task.source.nbytes
         columns *= task.source.block_size
         row_bytes = task.target.row_bytes(columns)
         importance = np.zeros(0, np.float32)
         if task.importance is not None:
             importance = np.ascontiguousarray(checked_importance(task.importance, columns))
-        # What is uploaded: the flag, importance, weights; and room for a number for each row.
+        # Device memory: flag, importance and weights, which are uploaded; one f32 for each row.
         start = _aligned(FLAG_BYTES)
         data = start + _aligned(importance.nbytes)
         squares = data + _aligned(task.data.size)
-        flag = _aligned(rows * row_bytes)  # where it comes back, after the blocks
+        flag = _aligned(rows * row_bytes)  # offset of the downloaded flag, after the blocks
         with self.alone:
             host, to = self._room("weights", squares + 4 * rows)
             back, out = self._room("blocks", flag + FLAG_BYTES)
@@ -131,7 +135,7 @@ class RowsPart:
         return None if strange.any() else blocks.reshape(rows, row_bytes).copy()
 
     def _room(self, name: str, nbytes: int) -> tuple[U8, Any]:
-        """So much pinned memory, and of the device."""
+        """(pinned memory, device memory) of at least `nbytes` bytes, which later calls reuse."""
         if name not in self._buffers or self._buffers[name].nbytes < nbytes:
             self._buffers[name] = self.device.alloc(nbytes, f"{name} to quantise")
             self._pinned[name] = self.device.pinned(nbytes)

@@ -1,8 +1,8 @@
-"""Importance matrices: how large the activations are that meet each column of a matrix.
+"""Importance matrices: how large the activations are that each column of a matrix multiplies.
 
-A quantiser weighs the error of a column by the mean square of what is multiplied with it. Matrices
-are collected from a running model, and read and written in llama-imatrix's formats, GGUF and the
-older one without a header. Nothing here prints or knows a command line.
+A quantiser weighs the error of a column by the mean square of these activations. Importance
+matrices are collected from a running model, and read and written in llama-imatrix's formats, GGUF
+and the older one without a header. Nothing here prints or knows a command line.
 
 Letters: K columns of a tensor, X experts in it (1 of most).
 """
@@ -36,13 +36,13 @@ DATASETS, CHUNK_COUNT, CHUNK_SIZE = (
 
 @dataclass
 class Entry:
-    """What was seen of one tensor."""
+    """The activations that one tensor has multiplied so far, in sums."""
 
     sums: F32  # [X, K], of squares
-    counts: I64  # [X], tokens
+    counts: I64  # [X], of tokens
 
     def weights(self) -> F32:
-        """The mean squares [X, K]; 1 where nothing was seen."""
+        """The mean squares [X, K]; 1 for an expert that no token has used."""
         counts = self.counts.astype(np.float32)[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(counts > 0, self.sums / counts, np.float32(1))
@@ -50,7 +50,7 @@ class Entry:
 
 @dataclass
 class ImportanceMatrix:
-    """Entries by the name of the tensor, and what they were made of."""
+    """Entries by the name of the tensor, and the texts that they come from."""
 
     entries: dict[str, Entry] = field(default_factory=dict)
     datasets: list[str] = field(default_factory=list)
@@ -69,7 +69,7 @@ class ImportanceMatrix:
         return found
 
     def add(self, other: ImportanceMatrix) -> None:
-        """Take in what another one has seen; ValueError if it is of another model."""
+        """Adds the sums and counts of another one; ValueError if it is of another model."""
         for name, entry in other.entries.items():
             mine = self.entries.get(name)
             if mine is None:
@@ -92,10 +92,10 @@ class ImportanceMatrix:
 
 
 class Collector:
-    """Sums the squares of what meets each matrix: hand `see` and `see_experts` to
-    `ops.observe.ObservedOps`.
+    """Sums the squares of the input of each matrix: hand `see` and `see_experts` to
+    `backends.observe.ObservedOps`.
 
-    Of the layers' matrices alone, and of the output's if that is wanted.
+    Counts matrices of the layers; with_output: and output.weight.
     """
 
     def __init__(self, with_output: bool = False) -> None:
@@ -104,13 +104,13 @@ class Collector:
         self._counts: dict[str, I64] = {}  # [X]
 
     def see(self, name: str, x: F32) -> None:
-        """x[T, K] meets the tensor `name`; ArithmeticError for NaN or infinity."""
+        """Adds x[T, K], the input of the tensor `name`; ArithmeticError for NaN or infinity."""
         if not (name.startswith("blk.") or (self._with_output and name == "output.weight")):
             return
         self._add(name, 1, 0, x)
 
     def see_experts(self, name: str, n_expert: int, x: F32, ids: NDArray[np.int32]) -> None:
-        """x[T, J, K] meets the experts ids[T, J] of a tensor; ArithmeticError as above."""
+        """Adds x[T, J, K], the input of a tensor's experts ids[T, J]; ArithmeticError as above."""
         for expert in np.unique(ids):
             self._add(name, n_expert, int(expert), x[ids == expert])
 
@@ -128,7 +128,7 @@ class Collector:
         self._counts[name][expert] += len(x)
 
     def matrix(self, datasets: Sequence[str], chunk_size: int) -> ImportanceMatrix:
-        """All that was seen so far."""
+        """The importance matrix of all inputs so far. datasets: names of the texts."""
         entries = {
             name: Entry(sums.astype(np.float32), self._counts[name].copy())
             for name, sums in self._sums.items()
@@ -142,9 +142,9 @@ class Collector:
 
 
 def read(path: str | os.PathLike[str], chunk_size: int = 512) -> ImportanceMatrix:
-    """A file of either format; ValueError (GGUFError) says what is wrong with it.
+    """Reads a file of either format; ValueError (GGUFError) says what is wrong with it.
 
-    chunk_size: of the older format, tokens that one of its calls stands for.
+    chunk_size: tokens of a call, which the older format counts instead of tokens.
     """
     try:
         with open(path, "rb") as stream:
@@ -189,7 +189,9 @@ def _entry(file: File, name: str) -> Entry:
 
 
 def _read_dat(path: Path, chunk_size: int) -> ImportanceMatrix:
-    """Names, calls and means times calls; then the number of chunks and the name of the text."""
+    """The older format: for each tensor its name, its number of calls and the mean squares times
+    calls; then the number of chunks and the name of the text.
+    """
     data = path.read_bytes()
     at = 0
 
@@ -220,7 +222,7 @@ def _read_dat(path: Path, chunk_size: int) -> ImportanceMatrix:
 
 
 def write_gguf(path: str | os.PathLike[str], matrix: ImportanceMatrix) -> None:
-    """The GGUF that llama-imatrix writes, entries by name."""
+    """Writes the GGUF file that llama-imatrix would write, with entries sorted by name."""
     metadata: Metadata = {
         "general.type": ("str", "imatrix"),
         DATASETS: ("arr[str]", matrix.datasets),
@@ -238,7 +240,7 @@ def write_gguf(path: str | os.PathLike[str], matrix: ImportanceMatrix) -> None:
 
 
 def write_dat(path: str | os.PathLike[str], matrix: ImportanceMatrix) -> None:
-    """The older format of llama-imatrix, which quantisers of its time read."""
+    """Writes the older format of llama-imatrix, for older quantisers."""
     entries = [(name, entry) for name, entry in _sorted(matrix) if entry.counts.any()]
     parts = [struct.pack("<i", len(entries))]
     for name, entry in entries:

@@ -1,8 +1,8 @@
 """Which tensor of a model gets which block format: the mixes of llama-quantize, Q4_K_M and so on.
 
-A mix gives the tensors that an error hurts most (some attention values and outputs of the
-feed-forward, the output matrix) more bits than the rest. The choices are llama.cpp's, so that files
-have the same types as its own. Knows formats and the names of tensors, but no file and no weights.
+A mix gives more bits to the tensors whose errors cost the most quality (V and ffn_down of some
+layers, the output matrix). The choices are llama.cpp's, so that files have the same types as its
+own. Knows formats and the names of tensors, but no file and no weights.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ from .names import ALIASES, TABLE
 
 Shape = Sequence[int]  # numpy's order: the last axis is a row
 
-# What those with a scale for each row are multiplied with: see ops.interface.Ops.weight.
+# Mixes with a scale for each row, and the type that they round activations to: see
+# backends.interface.Ops.weight.
 _ACTIVATIONS = {"W8A16": "f16", "W8A8": "int8", "W4A16": "f16"}
 _ACTIVATIONS |= {"W8A16_FP8": "f16", "W8A8_FP8": "e4m3"}
-MIXES = tuple(name for name in TABLE if name not in _ACTIVATIONS)  # in blocks
+MIXES = tuple(name for name in TABLE if name not in _ACTIVATIONS)  # of quant blocks
 BY_ROW = tuple(_ACTIVATIONS)
 MIXED = tuple(name for name in MIXES if name.endswith(("_S", "_M", "_L")) and name != "IQ3_S")
 
-# What takes the place of a format whose blocks do not fit into a row; if that does not, F16.
+# Replaces a format if a row is no whole number of its blocks; if the replacement does not fit
+# either, F16 does.
 _SMALLER = {
     **{"IQ3_S": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q2_K": "Q4_0", "Q3_K": "Q4_0", "TQ1_0": "Q4_0"},
     **{"TQ2_0": "Q4_0", "NVFP4": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
 }
 
-# The first of these found in a tensor's name says what it is to a mix. Weights that hold values
-# with something else count as values.
+# The first of these parts that a tensor's name contains is its kind. "values" and "keys" are the V
+# and K projections; a tensor that holds V with others (QKV) counts as values.
 _KINDS = (
     *(("attn_qkv.weight", "values"), ("attn_kv_b.weight", "values"), ("attn_v.weight", "values")),
     *(("attn_k.weight", "keys"), ("attn_output.weight", "attn_output")),
     *(("ffn_up", "other"), ("ffn_gate", "other"), ("ffn_down", "ffn_down")),
 )
 
-# Matrices that are small or delicate: they stay as they are.
+# Small or sensitive matrices, which stay as they are.
 _NEVER = (
     *("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight", "altup", "laurel"),
     *("per_layer_model_proj", "ssm_conv1d", "shortconv.conv.weight", "attn_rel_b.weight"),
@@ -55,17 +57,17 @@ _NEVER_CALLED = ("position_embd.weight", "token_types.weight")
 _TOKEN_EMBD = ("token_embd.weight", "per_layer_token_embd.weight")
 _OUTPUT = "output.weight"
 
-# Models whose many query heads share each value: (architecture, layers).
+# Large models in which many query heads share each KV head: (architecture, layers).
 _LLAMA_70B = ("llama", 80)
 _LIKE_70B = (("qwen2", 80), ("deci", 80), ("olmo", 80), ("jais2", 68))
 
-# Mixes in which the outputs of the attention of models with eight experts have Q5_K.
+# Mixes in which attn_output of models with eight experts is Q5_K.
 _OUTPUT_IN_Q5_K = {"Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M"}
 _OUTPUT_IN_Q5_K |= {"IQ3_S", "IQ3_M", "IQ4_NL", "IQ4_XS"}
 
 
 def find_mix(name: str) -> str:
-    """The mix called `name` in any case, or of that number; ValueError lists those that exist."""
+    """The mix called `name` in any case, or with this llama_ftype; ValueError lists all mixes."""
     wanted = name.upper()
     if wanted.isdigit():
         numbers = {str(number): mix for mix, (number, _) in reversed(TABLE.items())}
@@ -77,7 +79,7 @@ def find_mix(name: str) -> str:
 
 
 def file_type(name: str) -> int | None:
-    """general.file_type of a mix; None for those that llama.cpp has no number for."""
+    """general.file_type of a mix; None if llama.cpp has no number for it."""
     return TABLE[find_mix(name)][0]
 
 
@@ -87,17 +89,17 @@ def base_of(name: str) -> Format:
 
 
 def activations_of(name: str) -> str:
-    """What the matrices of a mix are multiplied with: "f16", or numbers of 8 bits."""
+    """The type that the input of a mix's matrices is rounded to: "f16", "int8" or "e4m3"."""
     return _ACTIVATIONS.get(find_mix(name), "f16")
 
 
 def find_type(name: str) -> Format:
-    """The format of one tensor, by its name in any case; ValueError unless it can be made."""
+    """The format called `name` in any case; ValueError unless weights can be quantised to it."""
     format = by_name(name)
     if format.is_private:
         raise ValueError(f"{format.name} is no type of files: its bytes are stored as I8")
     if format.quantize_blocks is None:
-        format.quantize([0.0])  # type: ignore[arg-type]  # its error lists what can
+        format.quantize([0.0])  # type: ignore[arg-type]  # its error lists possible formats
     return format
 
 
@@ -114,7 +116,7 @@ def tensor_type(text: str) -> tuple[str, Format]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names as llama.cpp goes through them and writes them: by layer, then by name."""
+    """Names in the order in which llama.cpp chooses and writes tensors: by layer, then by name."""
 
     def place(name: str) -> tuple[int, bytes]:
         layer = layer_of(name)
@@ -137,16 +139,16 @@ def _kind(name: str) -> str:
 
 
 def more_bits(i: int, n: int) -> bool:
-    """Whether layer i of n is of those where bits pay: first, last, and each third between."""
+    """Whether layer i of n gets more bits: the first and last eighth, and every third between."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
 @dataclass
 class Mix:
-    """The choice for each tensor of one model: call `choose` once for each, in `in_order`.
+    """Chooses the format of each tensor of a model: call `choose` once for each, in `in_order`.
 
-    Layers are counted as their tensors pass, so another order gives other types. Arguments that end
-    in _type, and the second of each of tensor_types, are formats that override the mix.
+    `choose` counts calls for tensors of a kind, so another order gives other types. output_type,
+    token_embd_type and the formats in tensor_types override the mix.
     """
 
     name: str  # any name that `find_mix` knows
@@ -154,17 +156,17 @@ class Mix:
     n_layer: int
     n_head: int
     n_head_kv: int
-    tied: bool  # there is no output.weight: the embedding table is the output too
+    tied: bool  # there is no output.weight: the embedding table is the output matrix, too
     n_expert: int = 0
-    n_values: int | None = None  # how many tensors satisfy `is_values`; None: one a layer
+    n_values: int | None = None  # tensors that satisfy `is_values`; None: one for each layer
     pure: bool = False  # no mix: one format for all
     leave_output: bool = False  # output.weight stays as it is
     output_type: Format | None = None  # of output.weight, or of the table where it is tied
     token_embd_type: Format | None = None  # of the embedding table
     tensor_types: Sequence[tuple[str, Format]] = ()  # the first pattern found in a name counts
     has_imatrix: bool = False
-    remarks: list[str] = field(default_factory=list)  # what was chosen against the mix, and why
-    n_fallback: int = 0  # tensors whose rows are no whole blocks of what the mix wanted
+    remarks: list[str] = field(default_factory=list)  # formats that differ from the mix, and why
+    n_fallback: int = 0  # tensors whose rows are no whole number of blocks of the wanted format
 
     def __post_init__(self) -> None:
         self.name = find_mix(self.name)
@@ -183,7 +185,7 @@ class Mix:
         }
 
     def choose(self, name: str, shape: Shape) -> Format | None:
-        """The format of a tensor; None: it stays as it is, as vectors and small matrices do."""
+        """The format of a tensor; None: it keeps its own, as vectors and small matrices do."""
         if not self.quantizes(name, shape):
             return None
         kind = _kind(name)
@@ -208,7 +210,7 @@ class Mix:
         return self._fitting(name, found, shape[-1])
 
     def is_named(self, name: str) -> bool:
-        """Whether a type was given for this tensor itself, rather than for all."""
+        """Whether an argument that overrides the mix names this tensor."""
         kind = _kind(name)
         if kind in ("output", "token_embd"):
             given = self.output_type if kind == "output" else self.token_embd_type
@@ -218,18 +220,18 @@ class Mix:
 
     @property
     def by_row(self) -> bool:
-        """Whether what is of the format `base` has a scale for each row."""
+        """Whether tensors of the format `base` have a scale for each row."""
         return self.name in _ACTIVATIONS
 
     def quantizes(self, name: str, shape: Shape) -> bool:
-        """Whether this tensor is one that may change its type at all."""
+        """Whether this tensor may be quantised at all."""
         is_matrix = prod(shape[:-1]) > 1
         fixed = name in _NEVER_CALLED or any(part in name for part in _NEVER)
         left = self.leave_output and name == _OUTPUT
         return is_matrix and name.endswith("weight") and not fixed and not left
 
     def needs_imatrix(self, name: str, format: Format) -> bool:
-        """Whether a tensor in this format is useless without an importance matrix."""
+        """Whether this tensor in this format is useless without an importance matrix."""
         return (
             self.name == "Q2_K_S"
             and format.name == "Q2_K"
@@ -238,7 +240,7 @@ class Mix:
         )
 
     def _fitting(self, name: str, wanted: Format, columns: int) -> Format:
-        """`wanted`, or what comes nearest where a row is no whole number of its blocks."""
+        """`wanted`, or its replacement if a row of `columns` is no whole number of its blocks."""
         if columns % wanted.block_size == 0:
             return wanted
         found = by_name(_SMALLER.get(wanted.name, wanted.name))
@@ -248,7 +250,7 @@ class Mix:
         self.remarks.append(_fallback(name, columns, wanted, found))
         return found
 
-    # The mix. Each rule names a format, or None for the one of most tensors.
+    # The mix. Each rule returns the name of a format, or None for `base`.
 
     def _mixed(self, kind: str, name: str, shape: Shape) -> Format:
         if kind == "token_embd" and self.tied:
@@ -292,7 +294,7 @@ class Mix:
         return "Q5_K" if little and self._is_70b() else found
 
     def _is_70b(self) -> bool:
-        """A large model, whose matrices of values are small and so can have more bits."""
+        """Whether it is a 70B model: its V matrices are small, so more bits cost little."""
         size = self.architecture, self.n_layer
         return size in _LIKE_70B or (size == _LLAMA_70B and self.n_head != self.n_head_kv)
 
@@ -309,7 +311,7 @@ class Mix:
 
     def _ffn_down(self, name: str, shape: Shape) -> str | None:
         i, n = self._count("ffn_down"), self.n_layer
-        if self.n_expert > 1:  # a layer has several
+        if self.n_expert > 1:  # a layer may have several ffn_down
             i = self._layer(name)
         first, more = i < n // 8, more_bits(i, n)
         found = {
@@ -341,7 +343,7 @@ class Mix:
         return layer
 
     def _count(self, kind: str) -> int:
-        """How many of this kind passed before."""
+        """How many tensors of this kind came before this call."""
         self._seen[kind] += 1
         return self._seen[kind] - 1
 

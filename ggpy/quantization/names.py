@@ -1,4 +1,4 @@
-"""The names of mixes, without the formats that they stand for: --help lists them at once."""
+"""The names of mixes. It imports no formats, so that --help need not wait for numpy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TABLE = {
     **{"Q5_K_M": (17, "Q5_K"), "Q6_K": (18, "Q6_K"), "IQ4_NL": (25, "IQ4_NL")},
     **{"IQ3_S": (26, "IQ3_S"), "IQ3_M": (27, "IQ3_S"), "IQ4_XS": (30, "IQ4_XS")},
     **{"TQ1_0": (36, "TQ1_0"), "TQ2_0": (37, "TQ2_0")},
-    # llama.cpp has MXFP4_MOE alone, for experts; here these two may be of all matrices.
+    # llama.cpp makes MXFP4 of experts only (MXFP4_MOE); MXFP4 and NVFP4 here are for all matrices.
     **{"MXFP4_MOE": (38, "MXFP4"), "MXFP4": (38, "MXFP4"), "NVFP4": (39, "NVFP4")},
     # Ours: a scale for each row. llama.cpp has neither such files nor a number for them.
     **{"W8A16": (None, "I8"), "W8A8": (None, "I8"), "W4A16": (None, "Q4_0")},

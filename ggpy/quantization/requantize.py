@@ -1,8 +1,8 @@
-"""A GGUF file in another type: which tensor becomes what, metadata, and the new file, streamed.
+"""A GGUF file in another type: chooses formats and metadata, and streams tensors to the new file.
 
 Types, order, metadata and bytes are those of llama-quantize; types with a scale for each row are
-our own, and so is what is folded into weights (`Factors`). A plan is made, and whatever can be
-refused is refused, before anything is written; a file appears under its name when it is whole.
+ggpy's own, and so are the factors of weights (`Factors`). A plan is made, and whatever can be
+refused is refused, before anything is written; a file appears under its name when it is complete.
 Nothing here prints or knows a command line.
 """
 
@@ -34,9 +34,9 @@ Typed = dict[str, tuple[str, Any]]  # metadata: key -> type, value
 
 @dataclass(frozen=True)
 class Factors:
-    """What the weights of some tensors are multiplied with first, by name: columns, and rows."""
+    """Factors that weights [N, K] are multiplied by before they are quantised, by tensor."""
 
-    columns: Mapping[str, F32] = field(default_factory=dict)  # [K]; of a vector its numbers
+    columns: Mapping[str, F32] = field(default_factory=dict)  # [K]; a vector [K] is one row
     rows: Mapping[str, F32] = field(default_factory=dict)  # [N]
 
     def of(self, name: str) -> tuple[F32 | None, F32 | None]:
@@ -46,24 +46,24 @@ class Factors:
 
 @dataclass(frozen=True)
 class Choice:
-    """A tensor and what becomes of it."""
+    """A tensor of the old file, and how it is written."""
 
     tensor: Tensor
     format: Format
     importance: F32 | None = None  # [columns] or [experts, columns]
-    scale: Tensor | None = None  # of rows, or of all, if there is one that will be multiplied out
+    scale: Tensor | None = None  # old scales, [rows] or [1], to be multiplied into the weights
     factors: tuple[F32 | None, F32 | None] = (None, None)  # of columns and rows, see Factors
-    new_scale: Callable[[], F32] | None = None  # of its rows in the new format
-    is_new_scale: bool = False  # that is what the tensor is, and it comes from new_scale
+    new_scale: Callable[[], F32] | None = None  # returns the scales [rows] in the new format
+    is_new_scale: bool = False  # the tensor itself is what new_scale returns
 
     @property
     def is_weighed(self) -> bool:
-        """Whether the weights are others than those of its blocks."""
+        """Whether a scale or a factor is multiplied into the weights."""
         return self.scale is not None or any(factor is not None for factor in self.factors)
 
     @property
     def changes(self) -> bool:
-        """Whether the tensor is quantised rather than copied."""
+        """Whether the tensor is quantised and not copied."""
         return (
             self.format is not self.tensor.format or self.new_scale is not None or self.is_weighed
         )
@@ -80,7 +80,7 @@ class RequantizationPlan:
 
     choices: list[Choice]  # in the order in which they are written
     metadata: Typed
-    notes: list[str] = field(default_factory=list)  # tensors whose importance is not known
+    notes: list[str] = field(default_factory=list)  # one for each tensor without importance
 
     @property
     def nbytes(self) -> int:
@@ -89,7 +89,10 @@ class RequantizationPlan:
 
 
 def mix_for(file: File, name: str, **options: Any) -> Mix:
-    """The mix called `name` for a model; options as of `Mix`. GGUFError without its dimensions."""
+    """The mix called `name` for a model; options are those of `Mix`.
+
+    GGUFError if the metadata lacks its dimensions.
+    """
     heads = _first(file, "attention.head_count")
     return Mix(
         name,
@@ -105,7 +108,7 @@ def mix_for(file: File, name: str, **options: Any) -> Mix:
 
 
 def _first(file: File, key: str, default: int | None = None) -> int:
-    """A setting of the architecture; of one for each layer, the first."""
+    """An integer setting of the architecture; the first, if each layer has its own."""
     name = f"{file.architecture}.{key}"
     value = file.metadata.get(name, default)
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.size:
@@ -124,16 +127,18 @@ def plan(
     keep_order: bool = False,
     factors: Factors | None = None,
 ) -> RequantizationPlan:
-    """What becomes of a file's tensors; ValueError for what must not be. No mix: copies.
+    """Chooses the format of each tensor, and the metadata; mix=None copies the tensors.
 
-    importance: of the columns, by tensor. keep_order: as in the file, not by layers.
+    importance: of the columns, [X * K], by tensor. allow_requantize: also from quant blocks.
+    keep_order: tensors stay in the order of the file; else they are sorted by layer and name.
+    ValueError for a tensor that cannot or must not be quantised.
     """
     scheme = read_scheme(file.metadata, file.path)
     tensors = {name: scheme.typed(x) for name, x in file.tensors.items()}
     scales = {name: tensors[scale_of(name)] for name in tensors if _has_scale(name, tensors)}
     order = list(tensors) if keep_order else in_order(tensors)
     found = RequantizationPlan([], _metadata(file, mix))
-    beside = {scale.name for scale in scales.values()}  # they go where their tensors go
+    beside = {scale.name for scale in scales.values()}  # written just before their tensors
     for name in (name for name in order if name not in beside):
         tensor = tensors[name]
         format = (mix.choose(name, tensor.shape) if mix else None) or tensor.format
@@ -160,8 +165,9 @@ def plan(
 
 
 def _has_scale(name: str, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a matrix has a scale for each row, or one for all; experts keep theirs, which in
-    Gemma 4 are none of their weights.
+    """Whether a matrix has a scale for each row, or one for all of it.
+
+    Experts are left alone: in Gemma 4 a tensor of this name is no scale of their weights.
     """
     scale, shape = tensors.get(scale_of(name)), tensors[name].shape
     is_matrix = name.endswith(WEIGHT) and len(shape) == 2
@@ -169,7 +175,7 @@ def _has_scale(name: str, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _with_scales(choice: Choice, by_row: bool) -> list[Choice]:
-    """A choice after that of the scale of its rows, old or new."""
+    """[the choice of the scales of its rows, new or old,] `choice`; ValueError."""
     if by_row:
         made = NewScale(choice)
         name, n_rows = scale_of(choice.tensor.name), choice.tensor.shape[0]
@@ -186,7 +192,7 @@ def _with_scales(choice: Choice, by_row: bool) -> list[Choice]:
 
 
 class NewScale:
-    """The scales of a tensor's rows in its new format, found when they are first asked for."""
+    """The scales of a tensor's rows in its new format, computed when they are first asked for."""
 
     def __init__(self, choice: Choice) -> None:
         self._choice = choice
@@ -199,7 +205,7 @@ class NewScale:
 
 
 def _check_source(tensor: Tensor, allow_requantize: bool, has_scale: bool) -> None:
-    """ValueError for a tensor that is no good to start from."""
+    """ValueError for a tensor without weights, or one that is quantised unless this is allowed."""
     source = tensor.format
     if (source.block_size > 1 or has_scale) and not allow_requantize:
         raise ValueError(
@@ -211,7 +217,10 @@ def _check_source(tensor: Tensor, allow_requantize: bool, has_scale: bool) -> No
 
 
 def _importance_of(tensor: Tensor, importance: Mapping[str, F32], notes: list[str]) -> F32 | None:
-    """[columns] or [experts, columns]; None and a note for what the matrix does not have."""
+    """[columns] or [experts, columns]; None and a note if `importance` lacks the tensor.
+
+    ValueError if it has another size, except for the embedding table.
+    """
     experts = tensor.shape[0] if len(tensor.shape) == 3 else 1
     weights = importance.get(tensor.name)
     if weights is None:
@@ -229,7 +238,7 @@ def _importance_of(tensor: Tensor, importance: Mapping[str, F32], notes: list[st
 
 
 def _metadata(file: File, mix: Mix | None) -> Typed:
-    """The file's own without what says how it is split; what is set anew stands at the end."""
+    """The file's own metadata without the keys of a split file; changed keys come last."""
     found = {
         key: (file.types[key], value)
         for key, value in file.metadata.items()
@@ -245,7 +254,7 @@ def _metadata(file: File, mix: Mix | None) -> Typed:
 
 
 def override(metadata: Typed, key: str, kind: str, value: Any) -> None:
-    """Set a key, which moves to the end, as in llama.cpp."""
+    """Sets a key, which moves to the end, as in llama.cpp."""
     metadata.pop(key, None)
     metadata[key] = (kind, value)
 
@@ -254,10 +263,10 @@ def override(metadata: Typed, key: str, kind: str, value: Any) -> None:
 
 
 def write(plan: RequantizationPlan, path: Path, workers: Workers) -> Iterator[tuple[int, int]]:
-    """Write the file; yields (index of the choice, bytes of it that are written) as it goes.
+    """Writes the file and yields (index of a choice, bytes of it that are written).
 
-    The file is whole when the last was taken. ValueError names a tensor and row with NaN or
-    infinity; OSError where there is no room.
+    The file is complete when the iterator is exhausted. ValueError names a tensor and row with NaN
+    or infinity; OSError if the disk is full.
     """
     yield from _write(plan.choices, [(path, plan.metadata, plan.choices)], workers)
 
@@ -265,9 +274,9 @@ def write(plan: RequantizationPlan, path: Path, workers: Workers) -> Iterator[tu
 def write_parts(
     plan: RequantizationPlan, path: Path, workers: Workers
 ) -> Iterator[tuple[int, int]]:
-    """The same in as many parts as the original, PATH-00001-of-00002.gguf and so on.
+    """Like `write`, in as many parts as the original: PATH-00001-of-00002.gguf and so on.
 
-    The plan must be in the order of the file.
+    The plan must be in the order of the file (keep_order).
     """
     by_part: dict[str, list[Choice]] = {}
     for choice in plan.choices:
@@ -287,7 +296,7 @@ def write_parts(
 
 
 def part_name(path: Path, number: int, count: int) -> Path:
-    """The path of a part of a split file. path: of the whole, with or without .gguf."""
+    """The path of part `number` (from 1) of `count`. path: of the whole, with or without .gguf."""
     stem = path.name.removesuffix(".gguf")
     return path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf")
 
@@ -297,7 +306,7 @@ def _write(
     files: Sequence[tuple[Path, Typed, Sequence[Choice]]],
     workers: Workers,
 ) -> Iterator[tuple[int, int]]:
-    """The tensors of all files, which appear together at the end."""
+    """Writes all tensors in order; the files get their names together at the end."""
     with ExitStack() as stack:
         out: list[Writer] = []
         for path, metadata, part in files:
@@ -315,7 +324,7 @@ def _write(
 
 
 def _tasks(choices: Iterable[Choice], search_slab: int) -> Iterator[Task]:
-    """All tensors, row by row; what is copied is checked for NaN as well."""
+    """The tasks of all tensors in order; copied tensors are checked for NaN as well."""
     for choice in choices:
         tensor = choice.tensor
         if not choice.changes:
@@ -330,7 +339,7 @@ def _tasks(choices: Iterable[Choice], search_slab: int) -> Iterator[Task]:
 def _weights(
     choice: Choice, new_scale: F32 | None = None, search_slab: int | None = None
 ) -> Iterator[Task]:
-    """The tasks of a tensor; its weights are multiplied with its scale and its factors, if any."""
+    """The tasks of a tensor; its scale and its factors, if any, are multiplied into the weights."""
     tensor, float32 = choice.tensor, by_name("F32")
     parts = slabs(
         tensor.data,

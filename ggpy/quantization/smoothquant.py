@@ -1,10 +1,10 @@
-"""SmoothQuant: outliers of activations moved into weights, where a scale for each row bears them.
+"""SmoothQuant: moves outliers of activations into weights, which suffer less from them.
 
-A column that is large in what is multiplied with a matrix is divided by a factor, and the matrix's
-column is multiplied with it, which changes no product. The division is folded into what makes the
-activation: the weights of the norm before it, for ffn_down the rows of ffn_up, and for attn_output
-those of attn_v, where each query head has values of its own. How large the activations are is seen
-while the model reads a text. Source: Xiao et al. 2023, SmoothQuant.
+A column of activations with large numbers is divided by a factor, and the matrix's column is
+multiplied by it, which changes no product. The division is folded into the weights that make the
+activations: those of the norm before the matrix, for ffn_down the rows of ffn_up, and for
+attn_output the rows of attn_v, if each query head has its own KV head. Magnitudes of activations
+are measured while the model reads a text. Source: Xiao et al. 2023, SmoothQuant.
 
 Letters: K columns, D width, F feed-forward width.
 """
@@ -27,29 +27,29 @@ from .requantize import Factors
 
 F32 = NDArray[np.float32]
 
-N_CTX, CHUNKS = 512, 64  # tokens of a calibration text that are read together, and how often
-LEAST = 16  # tokens
+N_CTX, CHUNKS = 512, 64  # tokens of a chunk of the calibration text, and the most chunks
+LEAST = 16  # tokens of a calibration text
 SMALLEST = 1e-5  # factor
-SLAB = 1 << 20  # weights whose magnitudes are looked at together
-# Norms, and the matrices that are multiplied with what they make
+SLAB = 1 << 20  # weights whose magnitudes are computed at a time
+# Norms, and the matrices that multiply their output
 FIRST = "attn_norm.weight"
 NORMS = {
     FIRST: (*(f"attn_{x}.weight" for x in ("q", "k", "v", "qkv")), "attn_gate.weight"),
     "ffn_norm.weight": ("ffn_gate.weight", "ffn_up.weight"),
 }
-OWN = ("ffn_norm.weight", "post_attention_norm.weight")  # what a feed-forward may have of its own
+OWN = ("ffn_norm.weight", "post_attention_norm.weight")  # norms that belong to a feed-forward
 UP, DOWN = "ffn_up.weight", "ffn_down.weight"
 VALUES, ALL, OUT = "attn_v.weight", "attn_qkv.weight", "attn_output.weight"
 
 
 class Largest:
-    """The largest magnitude in each column of what meets a matrix: hand `see` to ObservedOps."""
+    """The largest magnitude in each column of a matrix's input: hand `see` to ObservedOps."""
 
     def __init__(self) -> None:
         self.found: dict[str, F32] = {}  # [K] by the name of the matrix
 
     def see(self, name: str, x: F32) -> None:
-        """x[T, K] meets the tensor `name`; ArithmeticError for NaN or infinity."""
+        """Takes x[T, K], the input of the tensor `name`; ArithmeticError for NaN or infinity."""
         largest = np.abs(x).max(axis=0, initial=0)
         if not np.isfinite(largest).all():
             raise ArithmeticError(
@@ -61,9 +61,9 @@ class Largest:
 def calibrate(
     file: File, text: str, ops: Ops, done: Callable[[int, int], None] = lambda n, total: None
 ) -> dict[str, F32]:
-    """The largest magnitudes [K] of what meets each matrix while a text is read, by name.
+    """The largest magnitudes [K] of the input of each matrix while the model reads `text`, by name.
 
-    done(n, total): chunks of the text. ValueError for a text of no use.
+    done(n, total): called after each chunk of the text. ValueError for a text that is too short.
     """
     chunks = _chunks(file, text)
     largest = Largest()
@@ -75,7 +75,7 @@ def calibrate(
 
 
 def _chunks(file: File, text: str) -> NDArray[np.int32]:
-    """ids[N, C] of a text's beginning."""
+    """ids[chunks, N_CTX] of the beginning of a text; one shorter chunk for a short text."""
     from ..tokenizer import Tokenizer
 
     ids = Tokenizer.from_gguf(file).encode(text)
@@ -88,17 +88,17 @@ def _chunks(file: File, text: str) -> NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class _NormPair:
-    """Matrices with one input, and what makes it: a norm's weights, or rows of a matrix."""
+    """Matrices that share an input, and the tensor that makes this input."""
 
     matrices: list[Tensor]
-    maker: Tensor
-    first_row: int = -1  # of the maker's rows, if it is a matrix
+    maker: Tensor  # a norm's weights, or a matrix
+    first_row: int = -1  # of a matrix, the first row that makes the input; -1: a norm
 
 
 def factors(file: File, largest: Mapping[str, F32], alpha: float) -> Factors:
-    """s = max |x|^alpha / max |w|^(1 - alpha) for each column that can be smoothed.
+    """Factors by s = max |x|^alpha / max |w|^(1 - alpha) for each column that can be smoothed.
 
-    ValueError unless 0 <= alpha <= 1; GGUFError if a matrix was never met.
+    largest: of `calibrate`. ValueError unless 0 <= alpha <= 1; GGUFError if it lacks a matrix.
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha is {alpha:g}: give one between 0 (nothing is moved) and 1 (all)")
@@ -131,19 +131,19 @@ def factors(file: File, largest: Mapping[str, F32], alpha: float) -> Factors:
 
 
 def _pairs(file: File) -> Iterator[_NormPair]:
-    """What can be smoothed in each layer."""
+    """All groups of matrices that can be smoothed."""
     layers = sorted({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})
     for layer in layers:
         at = f"blk.{layer}."
         own = any(at + norm in file.tensors for norm in OWN)
         for norm, names in NORMS.items():
-            if norm == FIRST and not own:  # both halves of the layer take this norm
+            if norm == FIRST and not own:  # attention and feed-forward share this norm
                 names += NORMS["ffn_norm.weight"]
             matrices = [file.tensors[at + name] for name in names if at + name in file.tensors]
             if matrices and at + norm in file.tensors:
                 yield _NormPair(matrices, file.tensors[at + norm])
         up, down = file.tensors.get(at + UP), file.tensors.get(at + DOWN)
-        if up is not None and down is not None:  # where gate and up are one, up is the second
+        if up is not None and down is not None:  # if gate and up are fused, up has the last rows
             yield _NormPair([down], up, up.shape[0] - down.shape[1])
         out, values = file.tensors.get(at + OUT), file.tensors.get(at + VALUES)
         if out is not None and values is not None and values.shape[0] == out.shape[1]:
@@ -154,7 +154,7 @@ def _pairs(file: File) -> Iterator[_NormPair]:
 
 
 def _smoothing(x: F32, matrices: list[Tensor], alpha: float) -> F32:
-    """s[K] of an input whose columns are x[K] at most; 1 for columns of zeros."""
+    """s[K] for an input whose largest magnitudes are x[K]; 1 for columns of zeros."""
     w = np.max([_largest_of_columns(matrix) for matrix in matrices], axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         s: F32 = (x**alpha / w ** (1 - alpha)).astype(np.float32)

@@ -1,7 +1,7 @@
 """Rows of weights from one block format to another, on all cores: tasks in, blocks out, in order.
 
 Formats that search for scales spend their time in many short numpy calls, between which threads
-wait for each other, so they get processes; the others are bound by memory and get threads. Knows
+wait for the GIL, so they get processes; the others are bound by memory and get threads. Knows
 formats, but neither files nor which tensor gets which format.
 """
 
@@ -30,7 +30,7 @@ SEARCH_SLAB = 1 << 18  # where scales are searched for, which takes twenty times
 
 
 class Task(NamedTuple):
-    """Rows of one tensor; `target` the same as `source` hands them through."""
+    """Rows of one tensor; they are returned as they are if `target` is `source`, without scales."""
 
     data: U8  # [rows, bytes of a row]
     source: Format
@@ -38,15 +38,15 @@ class Task(NamedTuple):
     importance: F32 | None = None  # [columns]
     first_row: int = 0  # of the tensor, for messages
     tensor: str = ""  # its name, for messages
-    scales: F32 | None = None  # [rows], that the target's values are to be multiplied with
+    scales: F32 | None = None  # [rows]: a weight is the target's value times the scale of its row
 
 
 class Workers:
-    """`n` of them, by default one for each core; use them in a `with`."""
+    """A pool of `n` threads and processes, by default one for each core; use it in a `with`."""
 
     def __init__(self, n: int | None = None) -> None:
         self.n = usable_cores() if not n or n < 1 else n
-        self.ahead = 2 * self.n  # tasks that are taken before the first of them is asked for
+        self.ahead = 2 * self.n  # tasks that are submitted before the first result is yielded
         self.search_slab = SEARCH_SLAB
         self._threads: Executor | None = None
         self._processes: Executor | None = None
@@ -54,7 +54,7 @@ class Workers:
     def run(self, tasks: Iterable[Task]) -> Iterator[U8]:
         """Each task's rows in its target format, bytes[rows, bytes of a row], in order.
 
-        Tasks are taken a few ahead of what is asked for. ValueError names tensor and row.
+        It takes up to `ahead` tasks more than it has yielded. ValueError names tensor and row.
         """
         ahead: deque[tuple[Task, Future[U8]]] = deque()
         try:
@@ -88,7 +88,7 @@ class Workers:
                 self._threads = ThreadPoolExecutor(self.n)
             return self._threads.submit(_requantize, *_by_names(task))
         if self._processes is None:
-            # Not forked: numpy's and our own threads would be missing in a copy of this process.
+            # Not forked: a fork of this process would lack the threads of numpy and of ggpy.
             context = get_context("spawn")
             self._processes = ProcessPoolExecutor(self.n, context, initializer=_begin)
         with _interrupts_held_back():  # this may start processes
@@ -107,8 +107,8 @@ def slabs(
 ) -> Iterator[Task]:
     """The tasks for a tensor's data[..., bytes of a row].
 
-    importance[columns], or [experts, columns] for data[experts, rows, bytes of a row]. scales[rows]
-    of the target. search_slab: weights of a task where scales are searched for, if not the usual.
+    importance[columns], or [experts, columns] for data[experts, rows, bytes of a row]. scales: see
+    Task. search_slab: weights of a task whose format searches for scales; None: SEARCH_SLAB.
     """
     if not data.size:
         return
@@ -126,8 +126,8 @@ def slabs(
 
 
 def scales_of_rows(tasks: Iterable[Task]) -> F32:
-    """scale[n] of the rows of a tensor in their target format; ValueError names tensor and row
-    with NaN or infinity.
+    """The scales [N] of a tensor's rows in the target format of its tasks; ValueError names the
+    tensor and row with NaN or infinity.
     """
     found = [np.zeros(0, np.float32)]
     for task in tasks:
@@ -147,13 +147,15 @@ def _searches(target: Format, importance: F32 | None) -> bool:
 
 
 def _by_names(task: Task) -> tuple[U8, str, str, F32 | None, int, F32 | None]:
-    """What a process can be handed: formats hold functions."""
+    """Arguments of `_requantize`, with names of formats: a Format has functions, which a process
+    cannot be sent.
+    """
     data, source, target, importance, first_row, _, scales = task
     return data, source.name, target.name, importance, first_row, scales
 
 
 def requantized(task: Task) -> U8:
-    """A task that is done by who calls; ValueError names the row with NaN or infinity."""
+    """The blocks of a task, computed in this thread; ValueError names the row with NaN."""
     return _requantize(*_by_names(task))
 
 
@@ -173,7 +175,7 @@ def _requantize(
 
 
 def _done(task: Task) -> Future[U8]:
-    """A task that is done here and now."""
+    """A future of a task that is computed before this function returns."""
     future: Future[U8] = Future()
     try:
         same = task.source is task.target and task.scales is None
@@ -197,8 +199,8 @@ def _result(task: Task, future: Future[U8]) -> U8:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C comes afterwards, and never to processes that start here: they import for a while
-    before they can ignore it.
+    """Delays Ctrl-C until the block ends, and keeps it from processes that start in it: they import
+    for a while before they can ignore it.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -211,8 +213,8 @@ def _interrupts_held_back() -> Iterator[None]:
 
 
 def _begin() -> None:
-    """Ctrl-C goes to all processes of a terminal; the first one ends the others, also when it is
-    killed.
+    """Initialises a process: it ignores Ctrl-C, which a terminal sends to all processes, and ends
+    with its parent, even if that is killed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()

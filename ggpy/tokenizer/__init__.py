@@ -49,7 +49,7 @@ class Tokenizer:
     """
 
     def __init__(self, metadata: Mapping[str, Any], path: str = "") -> None:
-        """Build it from the metadata of a file; GGUFError says what is missing or wrong in it."""
+        """Builds it from the metadata of a file; GGUFError says what is missing or wrong in it."""
         self._vocab = read_vocabulary(metadata, path)
         self.end_ids = mark(self._vocab)
         self._splitter = Splitter(self._vocab)
@@ -95,7 +95,7 @@ class Tokenizer:
 
     @property
     def infill_ids(self) -> dict[str, int]:
-        """The tokens for filling in the middle that there are, by role: "pre", "suf", "mid", "pad",
+        """The vocabulary's tokens for filling in the middle, by role: "pre", "suf", "mid", "pad",
         "rep" (before the name of a repository) and "sep" (before the name of a file).
         """
         named = self._vocab.named.items()
@@ -217,7 +217,7 @@ class Tokenizer:
         return _bytes_of(text)
 
     def pieces(self, special: bool = False) -> Mapping[int, bytes]:
-        """`piece` of every id, looked up once: for who asks for each token that is generated."""
+        """`piece` by id, each computed once: for callers that look up every generated token."""
         return self._pieces[special]
 
     def decode(self, ids: Iterable[int], special: bool = False, continues: bool = False) -> str:
@@ -244,7 +244,7 @@ class Tokenizer:
 
 
 class _PieceTable(dict[int, bytes]):
-    """The bytes of tokens, looked up once: a stream asks for each token that is generated."""
+    """The bytes of tokens by id, each computed when it is first asked for."""
 
     def __init__(self, tokenizer: Tokenizer, special: bool) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ class _PieceTable(dict[int, bytes]):
 
 
 def _encoder(vocab: Vocabulary) -> SpmEncoder | BpeEncoder:
-    """What encodes text between special tokens; the library behind it is imported now."""
+    """The encoder of text between special tokens; this call imports its library."""
     if vocab.pre is None:
         return SpmEncoder(vocab)
     return (RawBpeEncoder if vocab.pre.raw else BpeEncoder)(vocab)

@@ -1,9 +1,9 @@
 """Byte-pair vocabularies (model "gpt2" and its like, and "gemma4") through the `tokenizers`
 package.
 
-A word is spelled in GPT-2's alphabet, one printable character a byte, or for gemma4 in its own
-characters, and the pair of lowest rank is merged until none is left. What a word is, is `pre`'s
-business; special tokens are cut out of the text before it comes here.
+A word is spelled in GPT-2's alphabet, one printable character for each byte, or for gemma4 in its
+own characters, and the pair of lowest rank is merged until none is left. `pre` says how text is cut
+into words; special tokens are cut out of the text before it comes here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer, models
 
 _BLANK = "\u2581"
-LONG_TEXT = 1000  # characters, which take some milliseconds
+LONG_TEXT = 1000  # characters, which take some milliseconds to encode
 _LINES = re.compile(r"\n+|[^\n]+")
 
 
@@ -37,7 +37,7 @@ class BpeEncoder:
         """Ids of text without special tokens; a long text lets other threads work meanwhile."""
         if len(text) < LONG_TEXT:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
-        # The package holds Python's lock in `encode`, but not in `encode_batch`.
+        # The package holds the GIL in `encode`, but not in `encode_batch`.
         (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         return found.ids
 
@@ -50,7 +50,7 @@ class RawBpeEncoder(BpeEncoder):
         self._newlines = {text: id for text, id in vocab.ids.items() if text.strip("\n") == ""}
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text without special tokens; newlines that are one token are not merged."""
+        """Ids of text without special tokens; a run of newlines that is a token is taken whole."""
         ids: list[int] = []
         for line in _LINES.findall(text.replace(" ", _BLANK)):
             if line in self._newlines:
@@ -91,7 +91,7 @@ def _model(vocab: Vocabulary, pre: Pre) -> models.BPE:
 
 
 def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
-    """Each merge in two, at its first blank after its first character; the first of equals."""
+    """Each merge as a pair, split at its first blank after its first character, without repeats."""
     if len(set(merges)) != len(merges):
         merges = list(dict.fromkeys(merges))
     pairs = []
@@ -102,7 +102,7 @@ def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _split_late(merge: str) -> tuple[str, str]:
-    """A merge whose left token is a blank; GGUFError for one that is no pair."""
+    """The pair of a merge that begins with a blank; GGUFError for one that is no pair."""
     at = merge.find(" ", 1)
     if at < 0 or at + 1 == len(merge):
         raise GGUFError(

@@ -12,7 +12,7 @@ from . import Tokenizer
 def dry_breakers(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Token sequences of DRY's sequence breakers, for `SamplingParams.dry_breakers`.
 
-    Those of the last texts are kept: finding them looks at the whole vocabulary.
+    The last eight results are cached: finding one takes a pass over the whole vocabulary.
     """
     return _dry_breakers(tuple(texts), tokenizer)
 

@@ -28,16 +28,16 @@ MAX_CHARS = 8_000_000  # characters of a prompt: some two million tokens
 MEMORY = (
     256 << 20
 )  # bytes of address space for the rendering process, of which Python takes some 40 MB
-MEMORY_PER_BYTE = 32  # and so much more for each byte of messages
-LONGEST = 500  # characters of what a template says of messages that it refuses
+MEMORY_PER_BYTE = 32  # bytes of address space in addition, for each byte of messages
+LONGEST = 500  # characters of a template's own error message that are shown
 
 _RENDERER = Renderer()
 
 
 class ChatTemplateError(ValueError):
-    """A template is wrong, refuses the messages or needs too much; `line` is where, if known.
+    """A template is wrong, refuses the messages or exceeds a limit; `line` is its line, if known.
 
-    refused: the template itself ended with an error, in the time and memory that it has.
+    refused: the template itself raised an error, within its limits of time and memory.
     """
 
     def __init__(self, message: str, line: int | None = None, refused: bool = False) -> None:
@@ -58,11 +58,11 @@ def render(
     timeout: float = 1.0,
     max_chars: int = MAX_CHARS,
 ) -> str:
-    """The prompt for `messages` as they are; ChatTemplateError if there is none.
+    """The prompt for `messages`, which are neither checked nor adapted; ChatTemplateError.
 
     `bos` and `eos` are the texts of those tokens; `add_generation_prompt` opens the answer;
-    `variables` are further ones of the template. It may use `timeout` seconds of processor time and
-    write `max_chars` characters. Semantics: transformers' apply_chat_template.
+    `variables` are more variables of the template. A template may use `timeout` seconds of
+    processor time and write `max_chars` characters. Semantics: transformers' apply_chat_template.
     """
     if len(template) > MAX_TEMPLATE:
         raise ChatTemplateError(f"has {len(template)} characters, the limit is {MAX_TEMPLATE}")
@@ -80,7 +80,7 @@ def render(
         status, body = _RENDERER.ask(template, request, timeout, memory)
     except RendererError as error:
         raise ChatTemplateError(str(error)) from None
-    return _answer(status, body, timeout)
+    return _answer(status, body, timeout, memory)
 
 
 def _to_json(request: Mapping[str, Any]) -> bytes:
@@ -90,21 +90,21 @@ def _to_json(request: Mapping[str, Any]) -> bytes:
         raise ChatTemplateError(f"cannot take these messages or tools: {error}") from None
 
 
-def _answer(status: int, body: bytes, timeout: float) -> str:
+def _answer(status: int, body: bytes, timeout: float, memory: int) -> str:
     if status == 0:
         answer = json.loads(body)
         if "error" in answer:
             raise ChatTemplateError(answer["error"], answer["line"], refused=True)
         return str(answer["text"])
     if status == OUT_OF_MEMORY:
-        raise ChatTemplateError(f"needs more than {MEMORY >> 20} MB of memory")
+        raise ChatTemplateError(f"needs more than {memory >> 20} MB of memory")
     if status == -getattr(signal, "SIGPROF", 0):
         raise ChatTemplateError(f"needs more than {timeout:g} s of processor time")
     raise ChatTemplateError(f"the process that renders it ended with status {status}")
 
 
 def checked_variables(variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Further variables of a template; ValueError for the names of those that it has anyway."""
+    """`variables` of a template; ValueError for a name that is set for every template."""
     for name in variables or {}:
         if name in RESERVED:
             raise ValueError(f"the template variable {name!r} cannot be set: leave it out")

@@ -1,10 +1,11 @@
 """The process in which one chat template runs: frames on stdin, frames on stdout.
 
 `renderer` starts it as a program, isolated, so it imports nothing of ggpy. It compiles the template
-and then answers requests, each in a process forked from it, so that no request sees another. What
-either may use is set before it begins, and enforced by the system: the kernel ends it at the time
-limit, an allocation beyond the memory limit fails. Where the system cannot fork, it answers one
-request itself. It must not know who asks.
+and then answers requests, each in a process forked from it, so that no request sees another. The
+limits of compiling and of each request are set before the template's code runs, and the operating
+system enforces them: it ends the process at the time limit, and an allocation beyond the memory
+limit fails. Where the system cannot fork, the process answers one request itself. It must not know
+who asks.
 
 Arguments: folders to import jinja2 and markupsafe from. A frame's header is REQUEST or ANSWER.
 """
@@ -24,15 +25,16 @@ from typing import Any
 OUT_OF_MEMORY = 70
 REQUEST = struct.Struct(">QdQ")  # bytes that follow, seconds of processor time, bytes of memory
 ANSWER = struct.Struct(">iQ")  # exit status as of subprocess, bytes that follow
-OLDEST = (3, 1, 6)  # jinja2: earlier sandboxes let templates out (CVE-2025-27516)
+OLDEST = (3, 1, 6)  # of jinja2: templates can leave the sandbox of earlier ones (CVE-2025-27516)
 _NAME = "<template>"  # what jinja2 calls a template from a string, in tracebacks
-_WALL = 5.0  # a request may take this many times its processor time, and a second
+_WALL = 5.0  # a request may take this many times its processor time, plus one second
 
 
 def limit(seconds: float, memory: int, last: bool = True) -> None:
-    """Bound what this process may use; starting it counts, but leaves at least half of the time.
+    """Limits the processor time (seconds) and address space (bytes) of this process.
 
-    last: what it may use never grows again.
+    Time that it has used already counts, but at least half of `seconds` is left. last: the limit of
+    memory is a hard one, which cannot be raised again.
     """
     try:
         import resource
@@ -46,7 +48,7 @@ def limit(seconds: float, memory: int, last: bool = True) -> None:
 
 
 def unlimit() -> None:
-    """Take back a `limit` that was not the last."""
+    """Lifts a `limit` that was not the last."""
     try:
         import resource
         import signal
@@ -59,10 +61,10 @@ def unlimit() -> None:
 
 
 def too_old() -> str:
-    """What is wrong with the jinja2 that is installed; empty if it can be trusted."""
+    """What is wrong with the installed jinja2; "" if its sandbox can be trusted."""
     import jinja2
 
-    version = getattr(jinja2, "__version__", "")  # which later ones may leave out
+    version = getattr(jinja2, "__version__", "")  # later versions may leave it out
     found = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
     if not version or found >= OLDEST:
         return ""
@@ -70,8 +72,8 @@ def too_old() -> str:
 
 
 def environment() -> Any:
-    """Jinja as transformers sets it up for chat templates, but for lists and dicts, which may
-    change, as in llama.cpp: no other request sees them.
+    """Jinja as transformers sets it up for chat templates, except that a template may change lists
+    and dicts, as in llama.cpp: no other request sees them.
     """
     from jinja2 import TemplateError
     from jinja2.ext import Extension, loopcontrols
@@ -117,7 +119,7 @@ def to_json(
 
 
 def listed(value: Any) -> list[Any]:
-    """What `map` and `select` make, as llama.cpp's Jinja has it; TypeError for anything else."""
+    """An iterator, as filters like `map` return, as a list; TypeError for anything else."""
     if isinstance(value, Iterator):
         return list(value)
     raise TypeError(f"{type(value).__name__} is no JSON")
@@ -135,7 +137,7 @@ def join(pieces: Iterable[str], max_chars: int) -> str:
 
 
 def compiled(source: str, made: Any) -> tuple[Any, dict[str, Any] | None]:
-    """The template, or {"error", "line"}."""
+    """(the template, None), or (None, {"error", "line"})."""
     try:
         return made.from_string(source), None
     except MemoryError:
@@ -165,7 +167,7 @@ def told(error: Exception) -> dict[str, Any]:
 
 
 def described(error: Exception) -> str:
-    """One line: jinja2's own errors speak for themselves, Python's need their kind."""
+    """The message of an error in one line, after the name of its class unless it is jinja2's."""
     message = " ".join(str(getattr(error, "message", None) or error)[:4000].split())[:500]
     own = type(error).__module__.startswith("jinja2") or type(error) is ValueError
     return message if own and message else f"{type(error).__name__}: {message}"
@@ -196,7 +198,7 @@ def read_request() -> tuple[bytes, float, int] | None:
 
 
 def write_answer(status: int, body: bytes) -> None:
-    """A frame of what a request came to."""
+    """Writes the answer to a request as one frame."""
     sys.stdout.buffer.write(ANSWER.pack(status, len(body)) + body)
     sys.stdout.buffer.flush()
 
@@ -226,14 +228,14 @@ def in_a_fork(body: bytes, seconds: float, memory: int, template: Any) -> tuple[
 
 
 def last_moment(seconds: float) -> None:
-    """End this process by the clock, should nobody be there any more to do it."""
+    """Ends this process by the clock, in case the process that should end it is gone."""
     import signal
 
     signal.setitimer(signal.ITIMER_REAL, _WALL * seconds + 1)
 
 
 def serve(template: Any, failed: dict[str, Any] | None) -> None:
-    """Answer requests until no more come; one, where the system cannot fork."""
+    """Answers requests until no more come; only one where the system cannot fork."""
     forks = hasattr(os, "fork")
     while request := read_request():
         if failed is not None:
@@ -262,7 +264,7 @@ def main() -> int:
             limit(seconds, memory, last=False)
             template, failed = compiled(source.decode(), made)
             unlimit()
-        gc.freeze()  # forks share what is there
+        gc.freeze()  # so that collections in forks do not touch, and thus copy, shared pages
         serve(template, failed)
     except MemoryError:
         return OUT_OF_MEMORY

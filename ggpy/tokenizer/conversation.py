@@ -22,7 +22,7 @@ class Conversation:
     tokenizer: Tokenizer
     template: str  # Jinja
     system: str | None = None  # content of the first message, which `clear` keeps
-    variables: Mapping[str, Any] = field(default_factory=dict)  # further ones of the template
+    variables: Mapping[str, Any] = field(default_factory=dict)  # more variables of the template
     messages: list[dict[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class Conversation:
         self.messages.append({"role": role, "content": content})
 
     def take_back(self, role: str) -> str | None:
-        """Remove the last message if it is of `role`; its content."""
+        """Removes the last message if it is of `role`, and returns its content; else None."""
         if self.messages and self.messages[-1]["role"] == role:
             return self.messages.pop()["content"]
         return None

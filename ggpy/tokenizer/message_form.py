@@ -2,8 +2,9 @@
 
 Templates differ: some want the arguments of calls as a dict and some as JSON text, some want a
 missing content as "" and some as none, some iterate over parts of a content, some know no tools at
-all, some no system message, or none after the first message. `probes` finds out by rendering,
-`TemplateForm.adapted` rewrites. Nothing here renders itself.
+all, some no system message, or none after the first message. `probes` finds out what a template
+wants by rendering, `TemplateForm.adapted` rewrites messages. The caller passes the function that
+renders.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ Message = dict[str, Any]
 def checked_messages(messages: object) -> list[Message]:
     """A copy of messages, dicts with "role" and "content"; ValueError says which one is wrong.
 
-    A content of text parts becomes one text, arguments of calls become a dict where they are JSON
-    of one, and a tool's message without a name gets that of its call.
+    A content of text parts becomes one text, the arguments of a call become a dict if they are JSON
+    of an object, and a tool's message without a name gets the name in its call.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise ValueError(f"messages is {messages!r:.60}: give a list of dicts like {_EXAMPLE}")
@@ -97,7 +98,7 @@ def _checked_call(call: object, where: str) -> Message:
 
 
 def _as_dict(arguments: Any) -> Any:
-    """Arguments as a dict, where they are JSON of one; else the text."""
+    """Arguments as a dict, if they are JSON of an object; else their text."""
     if not isinstance(arguments, str):
         return dict(arguments or {})
     try:
@@ -122,7 +123,7 @@ def _name_results(messages: list[Message]) -> None:
 
 @dataclass(frozen=True)
 class TemplateForm:
-    """What a template wants. knows_*: it writes them; else messages say it in words."""
+    """What a template wants. knows_x: it shows x; if it does not, `adapted` puts x into a text."""
 
     arguments_as_text: bool = False
     content_none: bool = False  # of an assistant that calls; else ""
@@ -130,13 +131,13 @@ class TemplateForm:
     knows_calls: bool = True
     knows_results: bool = True
     knows_several_calls: bool = True  # in one message
-    knows_text_with_thought: bool = True  # before calls
+    knows_text_with_thought: bool = True  # both in a message with calls
     knows_developer: bool = False
-    knows_system: bool = True  # a first message of it
-    knows_late_system: bool = True  # one after others
-    knows_question_after_result: bool = True  # before an answer comes
-    thinking: bool = False  # reasoning is called so
-    reasoning: bool = False  # or so
+    knows_system: bool = True  # as the first message
+    knows_late_system: bool = True  # a system message after others
+    knows_question_after_result: bool = True  # without an answer in between
+    thinking: bool = False  # the name of reasoning_content in messages
+    reasoning: bool = False  # or this one
 
     def adapted(self, messages: Sequence[Message]) -> list[Message]:
         """Checked messages as the template wants them."""
@@ -156,8 +157,8 @@ class TemplateForm:
         return message
 
     def _without_system(self, messages: Sequence[Message]) -> list[Message]:
-        """The texts of system messages that the template does not know, in their neighbours: after
-        what was asked or returned before, or else before what is asked next.
+        """Moves the texts of system messages that the template does not know to their neighbours:
+        after the question or result before them, or else before the next question.
         """
         found: list[Message] = []
         waiting: list[str] = []
@@ -205,7 +206,7 @@ class TemplateForm:
 
 
 def _one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Several calls of a message become messages, each followed by its result."""
+    """Splits a message with several calls into a message for each call, followed by its result."""
     found: list[Message] = []
     rest = list(messages)
     while rest:
@@ -227,7 +228,7 @@ def _one_call_each(messages: Sequence[Message]) -> list[Message]:
 
 
 def _questions_in_results(messages: Sequence[Message]) -> list[Message]:
-    """A user's message after a result, or after another user's message, becomes a part of it."""
+    """Appends a user's message to the result or user's message that comes just before it."""
     found: list[Message] = []
     for message in messages:
         if message["role"] == "user" and found and found[-1]["role"] in ("tool", "user"):
@@ -284,7 +285,7 @@ _TOOLS = [
 
 
 def probes(template: str, rendered: Callable[[Sequence[Message], Any], str]) -> TemplateForm:
-    """The form of a template. rendered: the prompt of messages and tools, "" where it refuses."""
+    """The form of a template. rendered: (messages, tools) -> prompt, "" where it refuses them."""
     user = {"role": "user", "content": _WORD}
     parts = {"role": "user", "content": [{"type": "text", "text": _WORD}]}
     in_parts = _WORD not in rendered([user], None) and _WORD in rendered([parts], None)
@@ -307,7 +308,7 @@ def _replaced(form: TemplateForm, **changes: bool) -> TemplateForm:
 
 
 def _with_system(form: TemplateForm, rendered: Callable[..., str], user: Message) -> TemplateForm:
-    """Find out where the template takes system messages: it does where it shows their text."""
+    """Finds out where the template takes system messages, which is where it shows their text."""
     shows = _WORD in rendered(form.adapted([user]), None)
 
     def takes(*messages: Message) -> bool:

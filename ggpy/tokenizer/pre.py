@@ -2,22 +2,22 @@ r"""How each byte-pair vocabulary wants text cut into words before it merges ins
 and its lookup.
 
 `tokenizer.ggml.pre` in a file names a row. The expressions are those that llama.cpp uses under
-that name, in Oniguruma's syntax, which the `tokenizers` package speaks; each cuts the pieces that
-the one before it left, its matches and the text between them both becoming pieces. Where llama.cpp
-approximates a model's own expression ("tekken" and "gpt-4o" leave combining marks out of words),
-so does the table, because equal ids are what the tests hold it to. Characters that came with
-Unicode 16 are the exception: llama.cpp's tables know them, the package's do not. Characters beyond
-ASCII are written as \u escapes: editors and normalisation change some of them. This module knows
-no vocabulary and imports nothing that costs.
+that name, in Oniguruma's syntax, which the `tokenizers` package reads; each cuts the pieces that
+the expression before it left, and both its matches and the text between them become pieces. Where
+llama.cpp approximates a model's own expression ("tekken" and "gpt-4o" leave combining marks out of
+words), so does the table, because tests compare the ids. Characters that came with Unicode 16 are
+the exception: llama.cpp's tables know them, the package's do not. Characters beyond ASCII are
+written as \u escapes: editors and normalisation change some of them. This module knows no
+vocabulary, and importing it takes no time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# `|\s+` at the end takes the one blank before a word that the lookahead leaves over.
 from ..util.messages import shown
 
+# `|\s+` at the end takes the one blank before a word that the lookahead leaves over.
 _BLANKS = r"\s+(?!\S)|\s+"
 _LINES = rf"\s*[\r\n]+|{_BLANKS}"
 _CONTRACTIONS = r"'s|'t|'re|'ve|'m|'ll|'d"
@@ -85,10 +85,10 @@ _UP_TO_SIGNS = r" ?[^(\s|.,!?\u2026\u3002\uFF0C\u3001\u0964\u06D4\u060C)]+"
 
 @dataclass(frozen=True)
 class Pre:
-    """One way to cut text into words, and what else llama.cpp ties to the names that ask for it."""
+    """One way to cut text into words, and the other settings that llama.cpp ties to its names."""
 
     names: str  # values of tokenizer.ggml.pre, separated by blanks
-    splits: tuple[str, ...]
+    splits: tuple[str, ...]  # regular expressions, applied one after the other
     ignore_merges: bool = False  # a whole word that is a token is taken as it is
     add_bos: bool = False  # unless tokenizer.ggml.add_bos_token says otherwise
     raw: bool = False  # tokens are UTF-8 with U+2581 for a blank, and bytes are <0x00>..<0xFF>

@@ -1,7 +1,7 @@
 """The processes that render chat templates: started once for a template, asked for every prompt.
 
-Starting Python and Jinja takes 60 ms, a request to a process that is there takes 2. Each process
-has one template; what one uses too much ends with it, and the next request starts another. This
+Starting Python and Jinja takes 60 ms, a request to a running process 2. Each process has one
+template; one whose request exceeded a limit is ended, and the next request starts another. This
 module must not know messages: a request is bytes of JSON.
 """
 
@@ -43,7 +43,8 @@ class Renderer:
     def ask(self, template: str, request: bytes, seconds: float, memory: int) -> tuple[int, bytes]:
         """Exit status and answer of rendering a request, as `chat_child` gives them.
 
-        It may use `seconds` of processor time and `memory` bytes of address space. RendererError.
+        A request may use `seconds` of processor time and `memory` bytes of address space.
+        RendererError if no process can be started, or if this one is not done in time.
         """
         with self._places:
             process = self._take(template) or _TemplateProcess(template, seconds, memory)
@@ -96,7 +97,7 @@ class _TemplateProcess:
         return self._process.poll() is None
 
     def ask(self, request: bytes, seconds: float, memory: int) -> tuple[int, bytes]:
-        """Exit status and answer of one request; RendererError by the clock."""
+        """Exit status and answer of one request; RendererError when it takes too long."""
         # Where processor time is limited, the clock is a second line; elsewhere it is the only one.
         clock = seconds * (_GRACE if hasattr(signal, "setitimer") else 1.0) + 1.0
         late = threading.Event()
@@ -169,7 +170,7 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process with those that it forked."""
+    """Kills a process and those that it forked."""
     if process.poll() is not None:
         return
     with suppress(OSError):
@@ -180,7 +181,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Nothing that a template could find out about the user; Windows starts no process without."""
+    """No variable, so that templates learn nothing about the user; Windows needs SYSTEMROOT."""
     return {k: v for k, v in os.environ.items() if os.name == "nt" and k.upper() == "SYSTEMROOT"}
 
 

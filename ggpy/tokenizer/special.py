@@ -37,7 +37,7 @@ FIM_TEXTS = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-# Part of an answer although they look like control tokens (gpt-oss).
+# Tokens that are part of an answer, although they look like control tokens (gpt-oss).
 SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 _NAMED_ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
@@ -97,7 +97,7 @@ class Splitter:
         self._all = _by_head(vocab, types)
 
     def split(self, text: str, parse_special: bool) -> list[str | int]:
-        """Text and ids in turn; no text is empty."""
+        """Pieces of text and ids of special tokens in order; no piece is empty."""
         parts: list[str | int] = [text] if text else []
         for id in self._in(text, self._all if parse_special else self._user):
             parts = [new for part in parts for new in self._cut(part, id)]
@@ -127,7 +127,7 @@ class Splitter:
 
 
 def _by_head(vocab: Vocabulary, types: tuple[TokenType, ...]) -> dict[str, list[int]]:
-    """Tokens of these types by their first characters: a vocabulary may have thousands."""
+    """Ids of these types by their first characters: one `in` for thousands of similar tokens."""
     table: dict[str, list[int]] = {}
     for id in vocab.of_type(*types):
         table.setdefault(vocab.tokens[id][:_HEAD], []).append(id)
@@ -135,7 +135,7 @@ def _by_head(vocab: Vocabulary, types: tuple[TokenType, ...]) -> dict[str, list[
 
 
 def _strips_after(vocab: Vocabulary) -> frozenset[int]:
-    """Tokens that swallow the blanks after them: a rule of Phi-3 that its files do not carry."""
+    """Ids of tokens that swallow the blanks after them: Phi-3's rule, which files do not carry."""
     if not any(name in vocab.name.lower() for name in ("phi-3", "phi3")):
         return frozenset()
     special = vocab.of_type(TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)

@@ -1,10 +1,10 @@
 """Sentencepiece vocabularies (model "llama": Llama 1 and 2, Mistral, Phi-3, Gemma 1 to 3) through
-that library.
+the `sentencepiece` package.
 
-The library reads a ModelProto, so one is written from the file's tokens, scores and types: three
-fields a piece, written here, because protobuf's own builder takes seconds for Gemma's 262144
-pieces. Special tokens are cut out of the text before it comes here; the library must not see them
-as such.
+The package reads a ModelProto, so one is written from the file's tokens, scores and types, three
+fields for each piece. It is written here, because protobuf's own builder takes seconds for Gemma's
+262144 pieces. Special tokens are cut out of the text before it comes here; the package must not
+know that they are special.
 """
 
 from __future__ import annotations
@@ -54,15 +54,18 @@ def model_proto(vocab: Vocabulary) -> bytes:
         texts.append(b"")
     _rename(texts, kinds, vocab.ids)
     trainer = _field(3, _TYPE_BPE) + _field(35, int(byte_ids is not None))
-    # No charsmap ("identity"), no dummy prefix, blanks kept, and written as U+2581.
+    # No charsmap ("identity"), no dummy prefix; blanks are kept, and written as U+2581.
     normalizer = _field(1, b"identity") + _field(3, 0) + _field(4, 0) + _field(5, 1)
     return _pieces(texts, scores, kinds) + _field(2, trainer) + _field(3, normalizer)
 
 
 def _piece_types(vocab: Vocabulary, byte_ids: list[int] | None) -> tuple[bytearray, int]:
-    """The type of each piece, and the one piece that may be unknown, which may be one more."""
+    """The type of each piece, and the id of the unknown piece, of which there must be exactly one.
+
+    If no token can be it, a piece is appended after the last token.
+    """
     kinds = vocab.types.copy()
-    # User-defined tokens were cut out before; what is left of their text merges like any other.
+    # User-defined tokens are cut out of the text before; their pieces are like any other here.
     kinds[np.isin(kinds, (TokenType.USER_DEFINED, TokenType.UNDEFINED))] = TokenType.NORMAL
     kinds[np.isin(kinds, (TokenType.UNKNOWN, TokenType.BYTE))] = TokenType.CONTROL
     if byte_ids is not None:
@@ -92,7 +95,7 @@ def _rename(texts: list[bytes], kinds: bytearray, ids: dict[str, int]) -> None:
 
 
 def _pieces(texts: list[bytes], scores: np.ndarray, kinds: bytearray) -> bytes:
-    """ModelProto.pieces: per token a message of its text, score (f32) and type."""
+    """ModelProto.pieces: for each token a message with its text, score (f32) and type."""
     raw_scores = scores.tobytes()
     out = []
     for id, text in enumerate(texts):

@@ -1,5 +1,4 @@
-"""Bytes of tokens to text, as they come: a character is given out when its last byte is there,
-never in halves."""
+"""Bytes of tokens to text, as they come: a character is returned when its last byte has come."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ class StreamDecoder:
     """Text of one answer, token by token; bytes that are no UTF-8 become U+FFFD."""
 
     def __init__(self, piece: Callable[[int], bytes], drop_blank: bool) -> None:
-        """`piece` gives a token's bytes; `drop_blank` takes a blank off the front of the text."""
+        """`piece` returns a token's bytes; `drop_blank` removes a blank before the text."""
         self._piece = piece
         self._drop_blank = drop_blank
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -25,5 +24,5 @@ class StreamDecoder:
         return self._decoder.decode(piece)
 
     def finish(self) -> str:
-        """What an answer that ends here leaves over: U+FFFD for part of a character, or ""."""
+        """The rest of an answer that ends here: U+FFFD for an incomplete character, or ""."""
         return self._decoder.decode(b"", final=True)

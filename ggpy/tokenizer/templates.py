@@ -18,7 +18,7 @@ _UNIFORM = (
     "{%% if add_generation_prompt %%}{{ '%(before)sassistant%(role_end)s' }}{%% endif %%}"
 )
 
-# Words of the system go into the first words of the user, as models do that know no system.
+# The system's content goes before the user's next content: for models that know no system message.
 _MERGED = (
     "{%- set ns = namespace(system='') -%}"
     "{%- for m in messages -%}"
@@ -32,7 +32,10 @@ def _uniform(before: str, role_end: str, after: str, strip: str = "") -> str:
 
 
 def _merged(user: str, assistant: str, opening: str = "") -> str:
-    """Jinja for one message of each; in them `text` is the user's with the system's before it."""
+    """A template for models without system messages. user, assistant: Jinja expressions that write
+    one message `m`; `text` in `user` is the user's content with the system's before it. opening:
+    begins an answer.
+    """
     return (
         f"{_MERGED}{{%- elif m.role == 'user' -%}}{{%- set text = ns.system + m.content -%}}"
         f"{{{{- {user} -}}}}{{%- set ns.system = '' -%}}"

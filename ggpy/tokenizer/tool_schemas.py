@@ -1,8 +1,8 @@
 """Tools with simpler schemas, for chat templates that write types as a signature does.
 
-The templates of Hermes and Command R call themselves for ever at a type that may be null, and that
-of Command R+ refuses an object that does not say what else it may have. What a model may call, and
-with which arguments, must not be decided here: only the prompt has the simpler schemas.
+The templates of Hermes and Command R recurse for ever at a type that may be null, and the one of
+Command R+ refuses an object without additionalProperties. What a model may call, and with which
+arguments, must not be decided here: only the prompt has the simpler schemas.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _DEEPEST = 64
 
 
 def simpler_tools(tools: Sequence[Any]) -> list[Any]:
-    """Tools in OpenAI's form whose types are one each, and null is none."""
+    """Tools in OpenAI's form, in which a schema has one type at most and never null."""
     return [_tool(tool) for tool in tools]
 
 

@@ -36,19 +36,17 @@ class TokenType(IntEnum):
 
 @dataclass
 class Vocabulary:
-    """The tokens of one file; `special.mark` corrects `types`, the rest is as the file says, until
-    forget_tables().
-    """
+    """The tokens of one file, as it has them, but for `types`, which `special.mark` corrects."""
 
     model: str  # "llama" (sentencepiece), "gpt2" (byte-level BPE) or "gemma4" (BPE over characters)
     tokens: Sequence[str]
-    types: NDArray[np.int8]  # TokenType of each
+    types: NDArray[np.int8]  # [n_vocab], TokenType of each
     ids: dict[str, int]
-    scores: NDArray[np.float32] | None
+    scores: NDArray[np.float32] | None  # [n_vocab]
     merges: Sequence[str]
     pre: Pre | None  # None for sentencepiece
     named: dict[str, int]  # "bos", "eos", "eot", ... -> id, those that the file names
-    ends: list[int]  # further ones of "eos"
+    ends: list[int]  # more ids that end an answer, beside "eos"
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
@@ -59,23 +57,23 @@ class Vocabulary:
 
     @property
     def escapes_blanks(self) -> bool:
-        """Whether tokens write U+2581 for a blank, rather than bytes as GPT-2 does."""
+        """Whether tokens write U+2581 for a blank, instead of using GPT-2's alphabet of bytes."""
         return self.pre is None or self.pre.raw
 
     def of_type(self, *types: TokenType) -> list[int]:
-        """The ids of the tokens of these types, rising."""
+        """The ids of the tokens of these types, in increasing order."""
         return np.flatnonzero(np.isin(self.types, types)).tolist()
 
     def forget_tables(self) -> None:
-        """Let go of `ids`, `merges` and `scores`, which only encoders read, when they are made, and
-        pack `tokens`: tens of megabytes in all.
+        """Empties `ids`, `merges` and `scores`, which are read only while encoders are made, and
+        packs `tokens`. It frees tens of megabytes.
         """
         self.ids, self.merges, self.scores = {}, [], None
         if not isinstance(self.tokens, PackedStrings):
             self.tokens = PackedStrings(self.tokens)
 
     def byte_ids(self) -> list[int] | None:
-        """The ids of <0x00> to <0xFF>, or None unless all 256 are there."""
+        """The ids of <0x00> to <0xFF>, or None if any of the 256 is missing."""
         found = [self.ids.get(f"<0x{byte:02X}>") for byte in range(256)]
         return [id for id in found if id is not None] if None not in found else None
 
@@ -111,7 +109,7 @@ class _Reader:
         return value
 
     def numbers(self, key: str, kinds: str, n_vocab: int) -> NDArray[Any] | None:
-        """The array, one entry a token, of a numpy kind in `kinds` ("iu", "fi"), or None."""
+        """The array with one entry for each token, or None; its numpy kind must be in `kinds`."""
         value = self.metadata.get(key)
         if value is None:
             return None
@@ -156,7 +154,7 @@ def read_vocabulary(metadata: Mapping[str, Any], path: str = "") -> Vocabulary:
         problem = "is missing" if model is None else f"{shown(model)} is not supported"
         raise reader.fail("tokenizer.ggml.model", f"{problem}; known: {', '.join(MODELS)}")
     if model == "llama" and reader.metadata.get("tokenizer.ggml.pre") == "gemma4":
-        model = "gemma4"  # which Ollama's converter calls so
+        model = "gemma4"  # Ollama's converter calls it "llama"
     tokens, ids = _read_tokens(reader)
     warnings: list[str] = []
     pre = _read_pre(reader, model, warnings)
@@ -173,7 +171,7 @@ def read_vocabulary(metadata: Mapping[str, Any], path: str = "") -> Vocabulary:
         named=named,
         ends=_read_ends(reader, len(tokens)),
         add_bos=_read_add(reader, "bos", named, pre.add_bos if pre else True, warnings)
-        or (pre is not None and pre.raw and "bos" in named),  # gemma4 is never without
+        or (pre is not None and pre.raw and "bos" in named),  # gemma4 always has BOS
         add_eos=_read_add(reader, "eos", named, False, warnings),
         add_space_prefix=spm and reader.flag("tokenizer.ggml.add_space_prefix", True),
         name=reader.text("general.name") or "",
@@ -262,7 +260,7 @@ def _read_ends(reader: _Reader, n_vocab: int) -> list[int]:
 def _read_add(
     reader: _Reader, which: str, named: Mapping[str, int], default: bool, warnings: list[str]
 ) -> bool:
-    """Whether `which` ("bos", "eos") is put around text, which takes a token."""
+    """Whether `which` ("bos", "eos") is put around text; False if there is no such token."""
     key = f"tokenizer.ggml.add_{which}_token"
     wanted = reader.flag(key, default)
     if wanted and which not in named and key in reader.metadata:

@@ -1,1 +1,1 @@
-"""What every floor uses: progress, errors, output files, text for messages."""
+"""Modules that every other folder may import: progress, errors, output files, text for messages."""

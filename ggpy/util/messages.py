@@ -1,7 +1,7 @@
-"""What a file says, made fit for a message: on one line, short, and nothing that a terminal obeys.
+"""Text from a file, made fit for a message: on one line, short, without control codes.
 
-A file comes from strangers. A name or a value of it may hold escape codes, line breaks or
-megabytes, and whoever puts it into a message takes it through one of these functions.
+A file comes from strangers. A name or a value in it may hold escape codes, line breaks or
+megabytes, so code that puts it into a message passes it through one of these functions.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ def shown(value: object, limit: int = 80) -> str:
 
 
 def escaped(text: object, limit: int = 200) -> str:
-    """A text without quotes, in about `limit` characters; what is not printable as \\x1b."""
+    """A text without quotes, cut to `limit` characters; unprintable ones are written as \\x1b."""
     return "".join(c if c.isprintable() else _escape(c) for c in cut(str(text), limit))
 
 
 def one_line(text: str, limit: int = LONGEST) -> str:
-    """A message on one line: its words, of a long one the beginning and the end."""
+    """A message on one line; of a long one, the beginning and the end."""
     return escaped(" ".join(_ends(text, limit).split()), 2 * limit)
 
 
 def lines(text: str, limit: int = LONGEST_LOG) -> str:
-    """A compiler's log or a traceback, which keep their lines; of a long one both ends."""
+    """A compiler's log or a traceback, with its lines; of a long one, the beginning and the end."""
     kept = _ends(text, limit).expandtabs().splitlines()
     return "\n".join(escaped(line, 2 * limit) for line in kept)
 
 
 def cut(text: str, limit: int) -> str:
-    """`limit` characters of a text, the last of them dots where there are more."""
+    """A text; if it has more than `limit` characters, its beginning and "..."."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

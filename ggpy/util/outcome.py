@@ -1,8 +1,8 @@
 """How a program ends: its exit status, and for an error one line on stderr instead of a traceback.
 
 A program that is asked to end, by Ctrl-C or by SIGTERM or SIGHUP, does so by an exception, so that
-what it was writing goes. It knows nothing about what programs do, and imports nothing that costs
-time.
+files it has not completed are removed. This module knows nothing about what programs do, and
+imports nothing that takes time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from . import messages
 
 INTERRUPTED = 130  # as a shell reports a program that SIGINT ended
 REFUSED = 2  # what was asked for cannot be done
-FAILED = 1  # it was begun, and the machine failed at it
+FAILED = 1  # the work had begun, and the machine failed
 SIGNALS = ("SIGTERM", "SIGHUP")  # which end a program as Ctrl-C does
 
 
@@ -39,12 +39,12 @@ def ended(
     is_bug: Callable[[Exception], bool] = lambda error: False,
     program: str = "ggpy",
 ) -> int:
-    """The exit status of a program that does `work`, which returns one when nothing goes wrong.
+    """Calls `work`, which returns an exit status, and turns exceptions into messages and statuses.
 
-    A reader of stdout that stops reading (`| head`) ends it, and is no error; see `tell`. left:
-    what is said after the message when the work was stopped or the machine failed, as ": nothing
-    was written". is_bug: which errors are told with their traceback. program: what a message
-    begins with, as "ggpy show".
+    A reader of stdout that stops reading (`| head`) ends the work, and is no error; see `tell`.
+    left: follows the message when the work was stopped or the machine failed, as ": nothing was
+    written". is_bug: which errors are printed with their traceback. program: the beginning of a
+    message, as "ggpy show".
     """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without ± and Δ
@@ -78,7 +78,7 @@ def stoppable() -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal stopped
-        if not stopped:  # what is cleaning up is left alone
+        if not stopped:  # a second signal must not interrupt the cleaning up
             stopped = True
             raise Stopped(number)
 
@@ -107,20 +107,20 @@ def _trace(error: Exception, is_bug: Callable[[Exception], bool]) -> None:
 
 
 def _bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print a traceback as Python does, but for codes that a terminal obeys."""
+    """Prints a traceback as Python does, with control codes escaped."""
     text = "".join(traceback.format_exception(kind, error, trace))
     _say(messages.lines(text), FAILED)
 
 
 def _say(text: str, status: int) -> int:
-    """The status, after a text on stderr."""
+    """Prints a text to stderr; returns the status."""
     with suppress(OSError):  # a terminal that is gone
         print(text, file=sys.stderr, flush=True)
     return status
 
 
 def tell(text: str) -> None:
-    """Print how far the work is: it goes on when nobody reads that any more (`| head`)."""
+    """Prints how far the work is; the work goes on when nobody reads stdout any more (`| head`)."""
     try:
         print(text, end="", flush=True)
     except BrokenPipeError:
@@ -128,7 +128,7 @@ def tell(text: str) -> None:
 
 
 def discard(*streams: TextIO) -> None:
-    """Let nothing go to a pipe that nobody reads, not even when Python closes its files."""
+    """Leads streams to os.devnull, so that flushing them at exit does not fail on a closed pipe."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
         os.dup2(nowhere, stream.fileno())

@@ -1,15 +1,15 @@
-"""An output file that appears under its name when it is whole, and never half of it.
+"""An output file that appears under its name when it is complete, and not before.
 
-Until then it is NAME.xxxxxxxx.part beside it, with eight random digits: made anew, never a file or
-a link that was there. It is on the disk before it gets its name, which replaces what had that name
-in one step: a link is replaced itself, and what it led to stays. Anything that goes wrong removes
-the part; only a process that is killed (SIGKILL) leaves it, and it is in nobody's way.
+Until then it is NAME.xxxxxxxx.part in the same folder, with eight random digits: a new file, never
+one or a link that was there. It is synced to the disk before it gets its name, which replaces a
+file of that name in one step: a link is replaced itself, and the file that it led to stays. Any
+error removes the part; only a process that is killed (SIGKILL) leaves it, and it does no harm.
 
-Two programs that write one NAME: the part of each is locked while it grows (flock), and the second
-finds the lock of the first and is refused before it begins. A lock ends with its process, so what a
-killed one left does not count. Where there are no such locks (Windows, some network file systems)
-both files become whole, and the last one stays. A device or a pipe, as /dev/stdout, is written to
-as it goes. This module knows nothing about what is written.
+When two programs write one NAME, the part of each is locked while it grows (flock); the second
+finds the lock of the first and is refused before it begins. A lock ends with its process, so the
+part of a killed process does not count. Where there are no such locks (Windows, some network file
+systems), both files are completed, and the last one stays. A device or a pipe, as /dev/stdout, is
+written to directly. This module knows nothing about what is written.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
-PATIENCE = 2.0  # seconds to wait for who holds a folder, which takes a moment unless by ill will
-LONGEST_STEM = 200  # bytes of a name that a part's name has of it; most systems allow 255
-PART = re.compile(r"\.[0-9a-f]{8}\.part")  # what follows them
+PATIENCE = 2.0  # seconds to wait for the lock of a folder, which others hold for milliseconds
+LONGEST_STEM = 200  # bytes of a file's name that a part's name begins with; most systems allow 255
+PART = re.compile(r"\.[0-9a-f]{8}\.part")  # the rest of a part's name
 
 
 class OutputFile:
     """A file being written; use it in a `with`, which ends with all of it or without a file.
 
-    OSError with the file's name if it cannot be written, or if another process writes it (EBUSY):
-    unless alone is False, for files of a cache, which are the same whoever makes them.
+    alone: refuse a file that another process is writing. False is for files of a cache, which are
+    the same whoever writes them. OSError with the file's name if it cannot be written or, with
+    EBUSY, if another process is writing it.
     """
 
     def __init__(self, path: str | os.PathLike[str], alone: bool = True) -> None:
         self.path = Path(path)
         if self.path.is_dir():
             raise IsADirectoryError(EISDIR, "is a directory: name a file in it", os.fspath(path))
-        self.part: Path | None = None  # where it grows; None for a device or a pipe
+        self.part: Path | None = None  # the file until it is complete; None for a device or a pipe
         with _naming(self.path):
             if is_stream(self.path):
                 self.stream: BinaryIO = self.path.open("wb")
@@ -73,7 +74,7 @@ class OutputFile:
             self.discard()
 
     def commit(self) -> None:
-        """Give the file its name; it is on the disk then. OSError."""
+        """Syncs the file to the disk and gives it its name. OSError."""
         with _naming(self.path):
             self.stream.flush()
             if self.part is None:
@@ -85,19 +86,19 @@ class OutputFile:
             self._remove.detach()
 
     def discard(self) -> None:
-        """Remove what is there of it; nothing if it has its name already."""
-        with suppress(OSError):  # what is in its buffer may find the disk full
+        """Removes the part; does nothing if the file has its name already."""
+        with suppress(OSError):  # flushing the buffer may find the disk full
             self.stream.close()
         if self.part is not None:
             self._remove()
 
     def _create(self) -> None:
-        """The part, which no other program has, locked; the mode is what umask leaves."""
+        """Creates and locks a part under a new name; umask limits its mode."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         while True:
             self.part = self.path.with_name(f"{_stem(self.path)}.{secrets.token_hex(4)}.part")
-            # Before the file is made, and until it has its name: also when the process is asked to
-            # end between two lines of this module.
+            # Registered before the file is made, so that the part is removed even if a signal ends
+            # the process between two lines of this module.
             self._remove = weakref.finalize(self, _unlink, self.part)
             try:
                 handle = os.open(self.part, flags, 0o666)
@@ -113,13 +114,13 @@ class OutputFile:
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes | str, alone: bool = True) -> None:
-    """Write a file that others see whole or not at all; text in UTF-8. OSError."""
+    """Writes a file that others see complete or not at all; text in UTF-8. OSError."""
     with OutputFile(path, alone) as out:
         out.write(data.encode() if isinstance(data, str) else data)
 
 
 def is_stream(path: Path) -> bool:
-    """Whether it is there already and no file to be replaced: a device, a pipe, /dev/stdout."""
+    """Whether `path` is to be written to and not replaced: a device, a pipe, /dev/stdout."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -131,7 +132,7 @@ def is_stream(path: Path) -> bool:
 
 
 def _stem(path: Path) -> str:
-    """What the names of a file's parts begin with."""
+    """The beginning of the names of a file's parts: its name; a long one is cut, with a hash."""
     raw = os.fsencode(path.name)
     if len(raw) <= LONGEST_STEM:
         return path.name
@@ -139,7 +140,7 @@ def _stem(path: Path) -> str:
 
 
 def _refuse_second(path: Path) -> None:
-    """OSError if a process writes this file."""
+    """OSError if a process is writing this file."""
     stem = _stem(path)
     try:
         names = os.listdir(path.parent)
@@ -152,7 +153,7 @@ def _refuse_second(path: Path) -> None:
 
 
 def _is_locked(part: Path) -> bool:
-    """Whether a process that lives holds it."""
+    """Whether a living process has locked the part."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -173,7 +174,7 @@ def _is_locked(part: Path) -> bool:
 
 
 def _lock(handle: int) -> None:
-    """Hold a file as long as it is open, where the system can do that."""
+    """Locks a file until it is closed, where the system has such locks."""
     with suppress(ImportError, OSError):
         import fcntl
 
@@ -182,7 +183,10 @@ def _lock(handle: int) -> None:
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """One process at a time looks for parts in a folder and makes one."""
+    """Locks a folder, so that one process at a time looks for parts in it and creates one.
+
+    After PATIENCE it goes on without the lock.
+    """
     try:
         import fcntl
 
@@ -207,7 +211,7 @@ def _turn(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Errors of the system name the file that was asked for, and not its part."""
+    """Makes errors of the system name `path` instead of its part."""
     try:
         yield
     except OSError as error:

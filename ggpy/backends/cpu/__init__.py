@@ -1,1 +1,1 @@
-"""The CPU backend: numba kernels over the blocks of the file; float32 where the file has it."""
+"""The CPU backend: numba kernels that read the blocks of the file."""

@@ -1,8 +1,8 @@
-"""The ops on the CPU by numba kernels over the blocks of the file.
+"""The ops on the CPU, by numba kernels that read the blocks of the file.
 
-It is the numpy backend with its work replaced: each half of a layer becomes a program of the pool,
-if its norms, heads and cache have kernels; what does not is computed in numpy, with products by
-kernels. Nothing here knows a model file's names.
+It is the numpy backend with its work replaced: each part of a layer (mixer, feed-forward, end)
+becomes a program of the pool, if all of it has kernels. numpy computes the other parts, whose
+products are still computed by kernels. Nothing here knows a model file's names.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ CpuActivations = Literal["q16", "q8", "f32"]
 Note = Callable[[str], None]
 IN_FLOATS = by_name("F32")
 
-REPEATED = 8  # tokens of a step at most whose programs are kept
+REPEATED = 8  # programs are kept for steps of at most so many tokens, or rows of logits
 
 
 class Cpu(Reference):
     """Ops on the CPU.
 
-    n_threads: None is as many as there are cores for this process; more than these is too many.
-    activations: what is multiplied with blocks where there are few tokens: whole numbers with a
-    scale for each 32, of 15 bits ("q16") or 8 ("q8"), or "f32".
+    n_threads: None is one for each core that this process may use. activations: for few tokens, the
+    input of a product is rounded to whole numbers of 15 bits ("q16") or 8 ("q8") with a scale for
+    each 32, or it is not ("f32").
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Cpu(Reference):
         self._is_probed = False
         self._tables: Tables = {}
         self._with_kernels: dict[tuple[Layer, str], bool] = {}
-        self._told: set[str] = set()  # kinds of layers that numpy computes
+        self._told: set[str] = set()  # kinds of layers that were noted as computed by numpy
         self._x: F32 | None = None  # what `_own` returned
-        self._inputs: F32 | None = None  # of layers, in a buffer
+        self._inputs: F32 | None = None  # the layers' own inputs, in a buffer
         self.use(ThreadPool(self.n_threads))
         progress.close()  # before a message about this device is printed
 
@@ -91,8 +91,8 @@ class Cpu(Reference):
     # Weights
 
     def plan_memory(self, demand: Demand) -> int:
-        """The least batch. Links all kernels before weights are read: linking reads 40 MB of LLVM's
-        library, which leave memory then.
+        """The least batch. Links all kernels before weights are read, because linking reads 40 MB
+        of LLVM's library, which leave memory afterwards.
         """
         n_batch = super().plan_memory(demand)
         for tensor, role in demand.weights:
@@ -109,8 +109,9 @@ class Cpu(Reference):
         scale: Tensor | None = None,
         activations: ActivationType = "f16",
     ) -> HostMatrix | F32:
-        """A vector as an array; a matrix in its blocks, where the file is mapped; in float32, if
-        that fits in memory, where its format has no kernels, or its rows have different scales.
+        """A vector is returned as an array. A matrix stays in its blocks in the mapped file; it is
+        converted to float32, if that fits in memory, if its format has no kernels or its rows have
+        different scales.
         """
         by_matrix = None if scale is None else np.array(scale.dequantize(), np.float32)
         plain = activations == "f16" and len(tensor.shape) > 1
@@ -129,7 +130,7 @@ class Cpu(Reference):
         return found
 
     def weights_ready(self) -> None:
-        """End the line that tells of compilations."""
+        """Wipes the progress bar of compiling."""
         progress.close()
 
     def allocate_cache(self, shape: CacheShape) -> None:
@@ -194,7 +195,7 @@ class Cpu(Reference):
         )
 
     def layer_inputs(self, x: F32, inputs: LayerInputs, step: Step) -> F32:
-        """p[T, L, I], the inputs of all layers, where programs look for it."""
+        """p[T, L, I], the inputs of all layers, in the buffer that programs read."""
         self._inputs = self._in_buffer("inputs", super().layer_inputs(x, inputs, step))
         return self._inputs
 
@@ -231,7 +232,7 @@ class Cpu(Reference):
         return y[: len(rows)]
 
     def _few_logits(self, x: F32, head: Head, step: Step) -> F32:
-        """The same, by a program that is kept: of one token in the place of x."""
+        """norm(x[rows]) w^T by a program that is kept; a single token is read from buffer "x"."""
         self._arrays(step)
         n, in_place = len(step.rows), len(x) == len(step.rows) == 1
         name = "x" if in_place else "rows"
@@ -262,13 +263,13 @@ class Cpu(Reference):
         return out[: len(x)].reshape(*shape, matrix.n)
 
     def read(self, array: F32, row: int | None = None) -> F32:
-        """The array, or one row; of x, which the next op changes, a copy."""
+        """The array or one of its rows; a copy of x, because the next op changes it."""
         self._programs.run_queued()
         found = array if row is None else array[row]
         return found.copy() if array is self._x else found
 
     def add_up(self, x: F32) -> F32:
-        """Sums of each 1024 numbers of x, by all threads: how fast memory can be read."""
+        """Sums of each 1024 numbers of x, by all threads: measures how fast memory can be read."""
         out = np.empty(x.size // 1024, np.float32)
         jobs = self._programs.new()
         jobs.add("add_up", len(out), address_of(out), 4, address_of(x))
@@ -286,7 +287,7 @@ class Cpu(Reference):
         return self._step
 
     def _has_kernels(self, layer: Layer, half: str) -> bool:
-        """Whether half of a layer is computed by kernels; a probe sees what numpy computes."""
+        """Whether kernels compute a part of a layer; under a probe, numpy computes everything."""
         key = layer, half
         if key not in self._with_kernels:
             self._with_kernels[key] = found = self._find_kernels(layer, half)
@@ -305,7 +306,7 @@ class Cpu(Reference):
         return layers.has_dense(layer.ffn) or experts.has_experts(layer.ffn)
 
     def _own(self, x: F32) -> F32:
-        """x in the buffer of that name, where programs look for it."""
+        """x in the buffer "x", which programs read and write."""
         if x is self._x:
             return x
         self._x = self._in_buffer("x", x)
@@ -328,7 +329,7 @@ class Cpu(Reference):
         return x
 
     def _through(self, x: F32, layer: Layer, half: str, build: Build, keep: bool = True) -> F32:
-        """x changed by half a layer's jobs, which are kept where there are few tokens."""
+        """x changed by the jobs of a part of a layer, which are kept for steps of few tokens."""
         keep = keep and len(x) <= REPEATED
         x = self._own(x)
         while (program := self._programs.made((layer, half, len(x)), build, keep)) is None:
@@ -347,7 +348,9 @@ def _has_kernels_for(tensor: Tensor, role: Role) -> bool:
 
 
 def _prepare_cache(shape: CacheShape) -> None:
-    """Link what the cache needs; then nothing needs LLVM, nor OpenSSL, which hashes files."""
+    """Links the kernels that the cache needs. Then nothing needs LLVM, nor OpenSSL, which hashes
+    files, so their code is dropped from memory.
+    """
     specs = [group.spec for group in shape.groups]
     paged = [resolved(spec) for spec in specs if isinstance(spec, PagedKV)]
     for name in {type for types in paged for type in (types.k, types.v)} & KINDS.keys():
@@ -359,7 +362,7 @@ def _prepare_cache(shape: CacheShape) -> None:
 
 
 def _head(p: JobList, head: Head, name: str, shape: tuple[int, int]) -> None:
-    """Buffer "logits" of what is in the buffer of this name."""
+    """Adds jobs that compute buffer "logits" from x[shape] in the buffer `name`."""
     rows, n = shape[0], head.weight.blocks.n
     out = p.buffers.bytes("logits", 4 * n) if rows == 1 else p.buffers.floats("logits", rows, n)
     layers.head(p, head, shape, p.buffers.floats(name, *shape), out)

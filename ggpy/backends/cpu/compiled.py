@@ -1,9 +1,9 @@
 """Compiled kernels on disk, in the user's cache folder: numba/<digest>/<name>, as machine code.
 
-The digest is of this folder's sources, numba and Python, because numba itself would look at the
-file of the outermost function alone. Several processes may use the folder: a file appears whole or
-not at all. Nothing is loaded from a folder or a file that others can write to, because code in it
-runs as the user. This module does not know what it compiles.
+The digest is of this folder's sources and of the versions of numba and Python; numba's own cache
+would look only at the file of the outermost function. Several processes may use the folder: a file
+appears whole or not at all. Nothing is loaded from a folder or a file that others can write to,
+because code in it runs as the user. This module does not know what it compiles.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ...util.paths import cache_dir, is_private, make_cache_dir
 from ...util.progress import Bar
 from . import processor
 
-EXPECTED_SECONDS = 12.0  # of compiling what a usual file needs
+EXPECTED_SECONDS = 12.0  # for compiling the kernels that a usual model needs
 
 
 @cache
 def folder() -> Path:
-    """Where kernels of these sources are."""
+    """The cache folder for kernels of these sources."""
     digest = hashlib.sha256(f"{version('numba')} {platform.python_version()}".encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -49,8 +49,10 @@ class ObjectCode:
     code: bytes
 
     def load(self) -> int:
-        """The kernel's address, when it is linked. numba's symbols are for exceptions, which
-        kernels do not raise, so that they need not be there.
+        """Links the object file, and returns the kernel's address.
+
+        numba's symbols are for exceptions, which kernels do not raise: if numba is not loaded, they
+        are resolved to abort().
         """
         engine = _new_engine()
         abort = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value
@@ -63,12 +65,12 @@ class ObjectCode:
         return address
 
 
-_engines: list[Any] = []  # they keep the machine code
+_engines: list[Any] = []  # they own the machine code, so they must live
 
 
 def _new_engine() -> Any:
-    """What links one object file. Names of numba count the functions of a process, so that files of
-    two processes may have the same name for different functions.
+    """An engine for one object file: numba numbers the functions of a process, so object files of
+    two processes may have the same symbol for different functions.
     """
     machine = _target().create_target_machine(jit=True)
     _engines.append(binding.create_mcjit_compiler(binding.parse_assembly(""), machine))
@@ -94,8 +96,9 @@ def _path(name: str, n_arguments: int) -> Path:
 
 
 def _stored(path: Path) -> int | None:
-    """Where the code of this file is now; None where it cannot be used. The file is a digest, a
-    line of JSON, and an object file.
+    """The address of the kernel in a file, after linking; None if the file cannot be used.
+
+    The file has a digest of the rest, a line of JSON, and an object file.
     """
     try:
         if not (is_private(folder()) and is_private(path)):
@@ -106,12 +109,12 @@ def _stored(path: Path) -> int | None:
         line, _, code = content[32:].partition(b"\n")
         symbol, of_numba = json.loads(line)
         return ObjectCode(symbol, of_numba, code).load()
-    except (OSError, ValueError, TypeError, RuntimeError):  # gone, or code of something else
+    except (OSError, ValueError, TypeError, RuntimeError):  # missing, or not such a file
         return None
 
 
 def _store(path: Path, found: ObjectCode) -> None:
-    """Write the code, if the folder can be written."""
+    """Writes the code to the cache, if that can be written."""
     line = json.dumps([found.symbol, found.of_numba]).encode()
     content = line + b"\n" + found.code
     with contextlib.suppress(OSError):
@@ -149,16 +152,14 @@ _kernels: dict[str, int] = {}
 
 
 def address(name: str, n_arguments: int = 5) -> int:
-    """Where the compiled kernel of this name is: of loops.function(name), whose arguments are
-    int64.
-    """
+    """The address of the machine code of loops.function(name), which takes `n_arguments` int64."""
     if name not in _kernels:
         _kernels[name] = _kernel(name, n_arguments)
     return _kernels[name]
 
 
 def called(name: str, n_arguments: int) -> Callable[..., None]:
-    """The same as a function of Python, which gives Python's lock away while it runs."""
+    """The same kernel as a Python function, which releases the GIL while it runs."""
     type = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_arguments)
     return type(address(name, n_arguments))
 

@@ -1,4 +1,4 @@
-"""Machine code of a function of `loops`, by numba, which nothing imports that is not compiled."""
+"""Machine code of a function of `loops`. It imports numba, so it is imported only to compile."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from numba.core import types
 from numba.core.ccallback import CFunc
 
-OF_NUMBA = ("numba_", "NRT_")  # how symbols of its runtime begin
+OF_NUMBA = ("numba_", "NRT_")  # prefixes of the symbols of numba's runtime
 
 
 def machine_code(dispatcher: Any, n_arguments: int) -> tuple[str, list[str], bytes]:
-    """(symbol, numba's symbols that it refers to, object file) of an njit function whose arguments
-    are int64; RuntimeError where it has addresses of this process in it.
+    """(symbol, numba's symbols that it refers to, object file) of an njit function of `n_arguments`
+    int64; RuntimeError if the code contains addresses of this process.
     """
     signature = ((types.int64,) * n_arguments, types.void)
     made: Any = CFunc(dispatcher.py_func, signature, locals={}, options={"error_model": "numpy"})

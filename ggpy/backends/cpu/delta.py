@@ -1,6 +1,6 @@
-"""The gated delta net as jobs of the pool: what numpy/delta.py computes; x[T, D] is in buffer "x".
+"""The gated delta net as jobs of the pool, as numpy/delta.py defines it; x[T, D] is in buffer "x".
 
-Heads of a number that is no multiple of 16 have no kernels.
+There are kernels for head sizes S that are a multiple of 16.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .pool import address_of
 from .sizes import LANES
 from .step import StepArrays
 
-COLUMNS = 32  # of a head's matrix, in an item
+COLUMNS = 32  # columns of a head's state matrix in an item of a job
 
 
 def has_delta(layer: Layer) -> bool:
@@ -35,7 +35,7 @@ def has_delta(layer: Layer) -> bool:
 
 
 def delta_net(p: JobList, d: GatedDeltaNet, step: StepArrays, states: GroupStates) -> None:
-    """x + (norm(o) * silu(n w_gate^T)) wo^T, with o of the gated delta rule."""
+    """x += (norm(o) * silu(n w_gate^T)) wo^T, with o of the gated delta rule."""
     s, rows, width = d.spec, step.n_tokens, d.w_qkv.blocks.k
     n = normalised(p, p.buffers.floats("x", rows, width), rows, width, d.norm, "n")
     u = affine(p, d.w_qkv, n, rows, None, "qkv")
@@ -52,7 +52,7 @@ def delta_net(p: JobList, d: GatedDeltaNet, step: StepArrays, states: GroupState
 
 
 def convolved(p: JobList, d: GatedDeltaNet, u: int, step: StepArrays, states: GroupStates) -> None:
-    """q, k and v [T, C] in the place of what was projected."""
+    """The causal convolution and silu of the projections u[T, C], in place: q, k and v."""
     s = d.spec
     taps = p.buffers.made(d.conv, lambda w: w.reshape(-1, s.taps).T)  # [taps, C]
     given = [u, s.channels, s.size, s.n_k_head, s.taps, taps, step.runs, step.states(d.group)]
@@ -70,7 +70,7 @@ def recurred(
     step: StepArrays,
     states: GroupStates,
 ) -> int:
-    """o[T, Hv, S]."""
+    """The address of o[T, Hv, S], the output of the gated delta rule."""
     s = d.spec
     o = p.buffers.floats("o", step.n_tokens, s.n_v_head * s.size)
     given = [u, s.channels, s.size, s.n_k_head, s.n_v_head, int(d.tiled), beta, alpha]
@@ -83,7 +83,7 @@ def recurred(
 
 
 def place(p: JobList, states: Any, slot: int) -> tuple[int, int]:
-    """Where the layer's first state is, and bytes of one."""
+    """The address of the layer's first state, and the bytes of a state."""
     p.keep.append(states)
     layer = states[slot]
     assert layer.dtype == np.float32

@@ -1,8 +1,8 @@
 """A mixture of experts as jobs of the pool.
 
-Few pairs of a token and an expert: rows of all chosen experts are items of one job. Many: Python
-reads which experts were chosen, and columns of an expert are multiplied together. What is computed
-is in numpy/moe.py; x[T, D] is in buffer "x".
+A pair is a token and one of its experts. With few pairs, the rows of all chosen experts are items
+of one job. With many, Python reads which experts were chosen, and the tokens of an expert are
+multiplied in one GEMM. numpy/moe.py defines what is computed; x[T, D] is in buffer "x".
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .matrix import MappedMatrix
 from .pool import address_of
 from .sizes import ACTIVATIONS, PITCH, SCORES, f32_bits
 
-MAX_VECTORS = 4  # of 16 columns, that are multiplied with a panel of rows
-WAVE_BYTES = 8 << 20  # of columns that are gathered at a time
+MAX_VECTORS = 4  # vectors of 16 columns (pairs) in a block
+WAVE_BYTES = 8 << 20  # of columns that are packed at a time
 Ids = NDArray[np.int32]
 
 
@@ -49,7 +49,7 @@ def has_experts(ffn: Any) -> bool:
 
 
 def are_few(p: JobList, ffn: MoE, rows: int) -> bool:
-    """Whether an expert has so few tokens that they are multiplied one by one."""
+    """Whether experts have so few tokens each that these are multiplied one by one."""
     e = ffn.experts
     pairs = rows * ffn.router.n_used
     blocks = [m.blocks for m in (e.w_gate, e.w_up, e.w_down)]
@@ -59,18 +59,18 @@ def are_few(p: JobList, ffn: MoE, rows: int) -> bool:
 
 @dataclass(frozen=True)
 class Routed:
-    """Where the route of rows tokens lies in buffers."""
+    """Addresses of the buffers of a route of `rows` tokens."""
 
     rows: int
     pairs: Pairs
-    weights: int  # of the outputs of pairs; 0 where they were taken by the inputs
+    weights: int  # f32 [P] for the outputs of pairs; 0 if the inputs were multiplied by them
     n: int  # norm(x)[T, D]
-    inputs: int  # of experts: n, or what is as many rows as pairs
-    columns: int  # rows of inputs
+    inputs: int  # of experts [columns, D]: n, or a weighted row for each pair
+    columns: int
 
 
 def places(p: JobList, ffn: MoE, rows: int) -> Routed:
-    """Buffers for the route of so many tokens."""
+    """Buffers for the route of `rows` tokens."""
     r, width = ffn.router, ffn.experts.w_gate.blocks.k
     count = rows * r.n_used
     pairs = Pairs(count, p.buffers.bytes("ids", 4 * count))
@@ -82,7 +82,7 @@ def places(p: JobList, ffn: MoE, rows: int) -> Routed:
 
 
 def routed(p: JobList, ffn: MoE, rows: int) -> Routed:
-    """Which experts each token takes, and what they take of it."""
+    """Adds jobs that choose the experts of each token, their weights and their inputs."""
     r, at, width = ffn.router, places(p, ffn, rows), ffn.experts.w_gate.blocks.k
     x = p.buffers.floats("x", rows, width)
     normalised(p, x, rows, width, ffn.norm, "n of experts")
@@ -99,7 +99,7 @@ def routed(p: JobList, ffn: MoE, rows: int) -> Routed:
 
 
 def experts(p: JobList, ffn: MoE, rows: int) -> None:
-    """x with the outputs of experts added, where an expert has few tokens."""
+    """x += outputs of experts, for few pairs."""
     e, at = ffn.experts, routed(p, ffn, rows)
     count, size = at.pairs.count, e.w_gate.blocks.n
     gate = chosen(p, e.w_gate, e.b_gate, at.inputs, at.columns, at.pairs, "gate")
@@ -112,7 +112,7 @@ def experts(p: JobList, ffn: MoE, rows: int) -> None:
 def chosen(
     p: JobList, w: MappedMatrix, bias: Any, x: int, columns: int, pairs: Pairs, name: str
 ) -> int:
-    """out[P, N] of each pair's expert in the buffer of this name."""
+    """out[P, N] of each pair's expert, in the buffer `name`."""
     n = w.blocks.n
     out = p.buffers.floats(name, pairs.count, n)
     p.chosen(w.blocks, x, columns, pairs, out)
@@ -128,7 +128,7 @@ def biased(p: JobList, bias: Any, y: int, n: int, pairs: Pairs) -> None:
 
 
 def rows_of(p: JobList, bias: Any) -> int:
-    """Where bias[X, N] is, in float32; 0 for None."""
+    """The address of bias[X, N] in float32; 0 for None."""
     if bias is None:
         return 0
     p.keep.append(np.ascontiguousarray(bias.tensor.data))
@@ -136,7 +136,7 @@ def rows_of(p: JobList, bias: Any) -> int:
 
 
 def combined(p: JobList, ffn: MoE, at: Routed, y: int) -> None:
-    """x + the sum of y[P, D] times weights, and of the shared expert."""
+    """x += the sum of y[P, D] times weights, and the shared expert's output."""
     width, rows = ffn.experts.w_gate.blocks.k, at.rows
     shared = of_shared(p, ffn, at)
     x = p.buffers.floats("x", rows, width)
@@ -145,7 +145,7 @@ def combined(p: JobList, ffn: MoE, at: Routed, y: int) -> None:
 
 
 def of_shared(p: JobList, ffn: MoE, at: Routed) -> int:
-    """y[T, D] of the shared expert; 0 without one."""
+    """The address of the shared expert's output [T, D]; 0 without one."""
     shared, width, rows = ffn.shared, ffn.experts.w_gate.blocks.k, at.rows
     if shared is None:
         return 0
@@ -164,17 +164,15 @@ def of_shared(p: JobList, ffn: MoE, at: Routed) -> int:
 
 @dataclass(frozen=True)
 class Grouped:
-    """Pairs by their experts: blocks[B, 2] are an expert and its columns, lanes[B, V, 16] pairs, -1
-    for none; of `vectors` vectors each.
-    """
+    """Pairs in blocks of one expert each."""
 
-    blocks: Ids
-    lanes: Ids
-    vectors: int
+    blocks: Ids  # [B, 2]: the expert, and how many pairs it has in this block
+    lanes: Ids  # [B, V, 16]: the pair of each lane, or -1
+    vectors: int  # V
 
 
 def grouped(ids: Ids, n_expert: int) -> Grouped:
-    """ids[P] of pairs in blocks of one expert, in falling order of their size within an expert."""
+    """Pairs with the experts ids[P] in blocks of one expert; all but its last block are full."""
     counts = np.bincount(ids, minlength=n_expert)
     mean = len(ids) / np.count_nonzero(counts)
     vectors = int(np.clip(-(-mean // 16), 1, MAX_VECTORS))
@@ -193,7 +191,7 @@ def grouped(ids: Ids, n_expert: int) -> Grouped:
 
 
 def experts_of_many(p: JobList, ffn: MoE, rows: int, ids: Ids) -> None:
-    """The same where an expert has many tokens, after `routed` ran: ids[P]."""
+    """Like `experts` for many pairs, after `routed` ran; ids[P]: the expert of each pair."""
     e, at = ffn.experts, places(p, ffn, rows)
     groups = grouped(ids, e.w_gate.tensor.shape[0])
     widest = max(e.w_gate.blocks.k, e.w_gate.blocks.n)
@@ -207,7 +205,7 @@ def experts_of_many(p: JobList, ffn: MoE, rows: int, ids: Ids) -> None:
 
 
 def wave(p: JobList, ffn: MoE, at: Routed, groups: Grouped, y: int) -> None:
-    """y[P, D] of the pairs of some blocks."""
+    """y[P, D] for the pairs of some blocks."""
     e, v, n_blocks = ffn.experts, groups.vectors, len(groups.blocks)
     k, size, width = e.w_gate.blocks.k, e.w_gate.blocks.n, e.w_down.blocks.n
     blocks, lanes = address_of(groups.blocks), address_of(groups.lanes)
@@ -226,7 +224,7 @@ def wave(p: JobList, ffn: MoE, at: Routed, groups: Grouped, y: int) -> None:
 
 
 def by_blocks(p: JobList, w: BlockRows, x: int, groups: Grouped, name: str) -> tuple[int, int]:
-    """out[B, rows, V, 16] of packed columns, and the rows, some more than N."""
+    """(address of out[B, rows, V, 16], rows) of packed columns; rows is N or somewhat more."""
     v, n_blocks = groups.vectors, len(groups.blocks)
     wanted = 4 * p.pool.n_threads
     item_rows = next((r for r in (96, 48) if n_blocks * (w.n // r) >= wanted), 24)

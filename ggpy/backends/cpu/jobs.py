@@ -1,7 +1,7 @@
-"""Jobs of the pool: rows of numbers with a kernel, its items, and addresses; and memory for them.
+"""Jobs of the pool, and memory for them. A job is a row of numbers: a kernel, items, addresses.
 
-A list of jobs is a program, which the pool runs without coming back to Python. Programs that are
-kept wait in a queue until somebody looks at what they compute. Nothing here knows layers.
+A list of jobs is a program, which the pool runs without returning to Python between jobs. Programs
+that are kept wait in a queue until their results are needed. Nothing here knows layers.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ from . import kernels
 from .pool import ThreadPool, address_of, aligned
 from .sizes import JOB, LANES, LARGEST, MAX_CHUNKS, PITCH, column_bytes
 
-FEW_BYTES = 5  # columns at most that are multiplied one by one, as whole numbers
-FEW_FLOATS = 3  # and in float32
+FEW_BYTES = 5  # the most columns that are multiplied one by one, as whole numbers
+FEW_FLOATS = 3  # the most in float32
 LEAST_BYTES = 1 << 14  # bytes of weights in a chunk, where there are enough
-RETAINED = 64  # programs that run once are kept so long: a late thread may look at them
+RETAINED = 64  # programs that ran once, and are kept because a late thread may still read them
 RETAINED_BYTES = 1 << 24  # of the arrays that they read and wrote
 Array = NDArray[Any]
 
 
 def rounded_up(n: int, unit: int) -> int:
-    """The multiple of unit that is n or the next."""
+    """The smallest multiple of `unit` that is n or more."""
     return -(-n // unit) * unit
 
 
 class Buffers:
-    """Memory by name, which stays where it is until a larger piece is needed; before_move is called
-    before that.
+    """Memory by name, which stays where it is until more is needed under this name.
+
+    before_move: called before a buffer moves.
     """
 
     def __init__(self, pool: ThreadPool, before_move: Callable[[], None] = lambda: None) -> None:
         self._pool, self._before_move = pool, before_move
         self._arrays: dict[str, Array] = {}
-        self._addresses: dict[str, int] = {}  # of them: to ask an array takes microseconds
-        self.generation = 0  # goes up when something moves
+        self._addresses: dict[str, int] = {}  # of the arrays: asking one takes microseconds
+        self.generation = 0  # is incremented when a buffer moves
         self._made: dict[int, tuple[Array, Array]] = {}
 
     def bytes(self, name: str, nbytes: int) -> int:
-        """The address of at least so many bytes."""
+        """The address of the buffer `name`, which has at least `nbytes` bytes."""
         found = self._arrays.get(name)
         if found is None or len(found) < nbytes + 64:
             self._before_move()
@@ -55,12 +56,12 @@ class Buffers:
         return self._addresses[name]
 
     def floats(self, name: str, *shape: int) -> int:
-        """The address of float32 numbers; the first axis is rounded up to 16."""
+        """The address of float32 numbers of this shape; the first axis is rounded up to 16."""
         n = rounded_up(shape[0], LANES) * int(np.prod(shape[1:], dtype=np.int64))
         return self.bytes(name, 4 * n)
 
     def made(self, source: Array, make: Callable[[Array], Array]) -> int:
-        """The address of what is made of an array that never changes, in float32, once."""
+        """The address of make(source) in float32, computed once; `source` must never change."""
         if id(source) not in self._made:
             self._made[id(source)] = source, np.ascontiguousarray(make(source), np.float32)
         return address_of(self._made[id(source)][1])
@@ -76,10 +77,10 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of a token and one of its experts: how many, and where ids[P] of experts are (i32)."""
+    """Pairs of a token and one of its experts."""
 
-    count: int
-    ids: int
+    count: int  # P
+    ids: int  # address of i32 [P]: the expert of each pair
 
 
 class JobList:
@@ -89,7 +90,7 @@ class JobList:
         self.pool, self.buffers, self.activations = pool, buffers, activations
         self.rows: list[list[int]] = []
         self.keep: list[Any] = []
-        self._packed: tuple[str, int] | None = None  # what the buffers hold of columns
+        self._packed: tuple[str, int] | None = None  # (form, x) of columns in the buffer of a form
         self._array: Array | None = None
         self._address = 0  # of the array
 
@@ -103,7 +104,9 @@ class JobList:
         grain: int = 0,
         private: int = 0,
     ) -> None:
-        """A common kernel; width: bytes of an item's results, 0 where it writes by itself."""
+        """Adds a job of a common kernel. width: bytes of an item's results at `out`; 0: the kernel
+        writes to other places by itself. grain: items of a chunk. private: bytes of its scratch.
+        """
         self._add(kernels.common(name), n_items, out, width, arguments, grain, private)
 
     def _add(
@@ -117,18 +120,18 @@ class JobList:
         private: int = 0,
     ) -> None:
         if self._packed is not None and self._packed[1] == out:
-            self._packed = None  # of numbers that were there before
+            self._packed = None  # x changes, so its packed form is stale
         grain = max(grain or self.pool.chunk(n_items), -(-n_items // MAX_CHUNKS))
         self.pool.reserve(private + min(grain, n_items) * width + 4096)
         self.rows.append([function, n_items, grain, width, out, private, *arguments])
 
     def run(self) -> None:
-        """All jobs, now."""
+        """Runs all jobs."""
         array = self.packed()
         self.pool.run(self._address, len(array))
 
     def packed(self) -> Array:
-        """The jobs as numbers [n, JOB], to which none can be added any more."""
+        """The jobs as int64 [n, JOB]; after this call no job can be added."""
         if self._array is None:
             self._array = self._allocate(len(self.rows))
             for numbers, row in zip(self._array, self.rows, strict=True):
@@ -137,7 +140,7 @@ class JobList:
         return self._array
 
     def join(self, programs: Sequence[JobList]) -> None:
-        """Take the jobs of all these."""
+        """Copies the jobs of all `programs`, in order, to this list, which must be empty."""
         arrays = [program.packed() for program in programs]
         self._array = self._allocate(sum(map(len, arrays)))
         np.concatenate(arrays, out=self._array)
@@ -151,7 +154,7 @@ class JobList:
     # Products
 
     def product(self, matrix: BlockRows, x: int, columns: int, out: int) -> None:
-        """out[T, N] = x[T, K] w^T; memory of x and out is there for T rounded up to 16."""
+        """out[T, N] = x[T, K] w^T, T = columns; x and out have memory for T rounded up to 16."""
         few = FEW_BYTES if self.in_bytes(matrix) else FEW_FLOATS
         if columns > few:
             self._gemm(matrix, x, columns, out)
@@ -169,7 +172,7 @@ class JobList:
             self.add("unpack_columns", 1, out, 4 * LANES * m.n, y, 4 * columns, m.n)
 
     def chosen(self, experts: BlockRows, x: int, columns: int, pairs: Pairs, out: int) -> None:
-        """out[P, N] = x[columns, K] w[ids[P]]^T, in one job; a column is of P / columns pairs."""
+        """out[P, N] = x[columns, K] w[ids[P]]^T, in one job; P / columns pairs share a column."""
         items = experts.n * pairs.count
         self._rows(
             experts, items, x, columns, out, 1, (experts.n, pairs.ids, pairs.count // columns)
@@ -185,7 +188,10 @@ class JobList:
         of_item: int,
         of_experts: tuple[int, int, int],
     ) -> None:
-        """Rows times columns of x, of which an item takes `of_item`."""
+        """Rows times columns of x. of_item: columns that an item multiplies by its row.
+
+        of_experts: N, the address of the experts' ids or 0, and pairs that share a column.
+        """
         grain = max(self.pool.chunk(n_items), LEAST_BYTES // m.row_bytes)
         if self.in_bytes(m):
             padded = rounded_up(m.k, 256)
@@ -203,11 +209,11 @@ class JobList:
             self._add(few, n_items, out, 4 * of_item, arguments, grain, private)
 
     def in_bytes(self, m: BlockRows) -> bool:
-        """Whether few columns are whole numbers, and not float32."""
+        """Whether few columns are rounded to whole numbers for this matrix."""
         return self.activations != "f32" and m.has_dot
 
     def _quantized(self, x: int, columns: int, k: int, padded: int, nbytes: int) -> int:
-        """Where columns are as whole numbers."""
+        """The address of the columns as whole numbers (see sizes.py), which a job makes."""
         q = self.buffers.bytes("bytes", rounded_up(columns, LANES) * nbytes)
         if self._packed != ("bytes", x):
             given = x, 4 * k, k, padded, LARGEST[self.activations], nbytes
@@ -243,8 +249,9 @@ class JobList:
 
 
 class BlockRows:
-    """A matrix w[N, K], or w[X, N, K] of experts, in the blocks of a file, and where they are in
-    memory. scale: by which every product is multiplied.
+    """A matrix w[N, K], or w[X, N, K] of experts, in the blocks of a file.
+
+    scale: a factor of every product.
     """
 
     def __init__(self, format: Format, data: Array, k: int, scale: float = 1.0) -> None:
@@ -259,16 +266,16 @@ Build = Callable[[JobList], None]
 
 
 class Programs:
-    """Lists of jobs by key, which are made once, and their buffers.
+    """Programs by key, each made once, and their buffers.
 
-    Between `begin` and `end` what `run` gets waits until `run_queued`, which whoever looks at
-    buffers calls before. Then all that waits is one list, so that a step comes back to Python once.
+    Between `begin` and `end`, `run` puts programs into a queue, and `run_queued` runs all of them
+    as one list, so that a step returns to Python once. Call it before you read or write a buffer.
     """
 
     def __init__(self, pool: ThreadPool, activations: str) -> None:
         self.buffers = Buffers(pool, self.run_queued)
         self._pool, self._activations = pool, activations
-        self._kept: dict[Hashable, dict[Hashable, JobList]] = {}  # by the shape of a step, and key
+        self._kept: dict[Hashable, dict[Hashable, JobList]] = {}  # by shape of a step, then by key
         self._of_step: dict[Hashable, JobList] = {}
         self._generation = 0
         self._queues = False
@@ -285,27 +292,28 @@ class Programs:
         return JobList(self._pool, self.buffers, self._activations)
 
     def choose(self, shape: Hashable) -> None:
-        """From now on programs are those of steps of this shape; None has none."""
+        """From now on, programs are those of steps of this shape; None: no program is kept."""
         self._of_step = {} if shape is None else self._kept.setdefault(shape, {})
 
     def begin(self) -> None:
-        """Let programs wait."""
+        """From now on, `run` puts programs into the queue."""
         self._queues = True
 
     def end(self) -> None:
-        """Forget what waits."""
+        """Empties the queue, and ends queueing."""
         self._queues = False
         self._queue.clear()
 
     def find(self, key: Hashable) -> JobList | None:
-        """A program that was made and kept."""
+        """The program that was kept under this key, or None."""
         if self._generation != self.buffers.generation:
             self.forget()
         return self._of_step.get(key)
 
     def made(self, key: Hashable, build: Build, keep: bool = True) -> JobList | None:
-        """The jobs that build adds to a list, made once if they are kept; None where memory moved
-        while they were made: then it must be asked again, with data where they are now.
+        """The program of this key; `build` adds its jobs if none is kept.
+
+        None if a buffer moved meanwhile: put the data into their buffers and call it again.
         """
         found = self.find(key)
         if found is not None:
@@ -320,14 +328,14 @@ class Programs:
         return program
 
     def run(self, program: JobList) -> None:
-        """A program that is kept."""
+        """Runs a program that is kept, or puts it into the queue."""
         if self._queues:
             self._queue.append(program)
         else:
             program.run()
 
     def run_queued(self) -> None:
-        """All that waits."""
+        """Runs all programs in the queue."""
         if not self._queue:
             return
         queue = tuple(self._queue)
@@ -339,8 +347,8 @@ class Programs:
         joined.run()
 
     def run_once(self, program: JobList, *arrays: Array) -> None:
-        """A program that is not kept. arrays: what it reads and writes outside of buffers, which a
-        late thread may look at.
+        """Runs a program that is not kept. arrays: memory outside of buffers that it reads and
+        writes, which must live as long as a late thread may use it.
         """
         self.run_queued()
         program.run()
@@ -353,7 +361,7 @@ class Programs:
             self._once_bytes = 0
 
     def forget(self) -> None:
-        """Drop all programs: memory has moved, so their addresses are wrong."""
+        """Drops all programs: memory has moved, so their addresses are wrong."""
         self._pool.settle()
         self._joined.clear()
         for programs in self._kept.values():

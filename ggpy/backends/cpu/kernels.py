@@ -1,6 +1,6 @@
-"""Where each compiled kernel is: compiled when it is first asked for.
+"""Addresses of compiled kernels, each compiled when it is first asked for.
 
-Kernels are functions of `loops`, which is not imported where their machine code is on disk. Nothing
+Kernels are functions of `loops`, which is not imported if their machine code is on disk. Nothing
 here knows jobs.
 """
 
@@ -25,7 +25,7 @@ OF_STATES = ("convolve", "recur")
 
 
 def common(name: str) -> int:
-    """A kernel that knows no format."""
+    """The address of a kernel that knows no format."""
     return address(name)
 
 
@@ -52,22 +52,22 @@ def can_expand(format: Format) -> bool:
 
 
 def expand(format: Format) -> int:
-    """expand(row, first, n, out): weights of a row in float32."""
+    """The address of expand(row, first, n, out), which writes weights of a row in float32."""
     return address(f"expand {format.name}", 4)
 
 
 def has_dot(format: Format) -> bool:
-    """Whether rows can be multiplied as whole numbers: those that are blocks."""
+    """Whether rows can be multiplied as whole numbers, which needs blocks of codes."""
     return format.block_size > 1 and can_expand(format)
 
 
 def dot(format: Format, activations: str) -> int:
-    """Rows times columns of "q8" or "q16", for a format that has it."""
+    """The address of the kernel for rows times columns of "q8" or "q16"; see `has_dot`."""
     return address(f"dot {format.name} {activations}")
 
 
 def prepare(format: Format, activations: str) -> None:
-    """Compile what products with the format need."""
+    """Compiles the kernels that products with the format need."""
     expand(format)
     if activations != "f32" and has_dot(format):
         dot(format, activations)

@@ -1,6 +1,6 @@
-"""What stands at the end of a layer, as jobs of the pool: its input, and its scale.
+"""The end of a layer as jobs of the pool: the layer's own input, and its scale.
 
-numpy/layer_inputs.py says what is computed; x[T, D] is in buffer "x".
+numpy/layer_inputs.py defines what is computed; x[T, D] is in buffer "x".
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def has_end(layer: Layer) -> bool:
 
 
 def end(p: JobList, layer: Layer, shape: tuple[int, ...], inputs: F32 | None) -> None:
-    """(x + norm((act(x gate^T) * p) w^T)) * scale; shape: of x[T, D]; inputs[T, L, I] stay where
-    they are.
+    """x = (x + norm((act(x gate^T) * p) w^T)) * scale. shape: of x[T, D]. inputs[T, L, I]: p of all
+    layers, in memory that does not move.
     """
     rows, width = shape
     if layer.input is not None:
@@ -44,7 +44,7 @@ def end(p: JobList, layer: Layer, shape: tuple[int, ...], inputs: F32 | None) ->
 
 
 def add_input(p: JobList, own: LayerInput, rows: int, inputs: int, pitch: int) -> None:
-    """x + norm((act(x gate^T) * p) w^T), of p[I] `pitch` bytes apart."""
+    """x += norm((act(x gate^T) * p) w^T); the rows p[I] of tokens are `pitch` bytes apart."""
     size, width = own.gate.blocks.n, own.gate.blocks.k
     gate = affine(p, own.gate, p.buffers.floats("x", rows, width), rows, None, "gate")
     h = p.buffers.floats("h", rows, size)

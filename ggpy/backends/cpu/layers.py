@@ -1,7 +1,8 @@
-"""The halves of a layer as jobs of the pool: attention, the dense feed-forward, and the head.
+"""Parts of a model as jobs of the pool: attention, the dense feed-forward, and the head.
 
-Each function adds to a program what numpy/attention.py or numpy/dense.py computes, on buffers with
-fixed places; x[T, D] is in buffer "x". `has_...` says whether there are kernels for all of it.
+Each function adds jobs to a program p that compute what numpy/attention.py or numpy/dense.py
+defines, on buffers at fixed addresses; x[T, D] is in buffer "x". `has_...` says whether there are
+kernels for all of it.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from .pool import address_of
 from .sizes import ACTIVATIONS, HEAD_PITCH, KINDS, LANES, MAX_HEAD, PANEL_ROWS, ROWS, f32_bits
 from .step import Sight, StepArrays
 
-HUGE = 2.0**50  # beside an eps of its square, what is normalised does not count
+HUGE = 2.0**50  # beside an eps of HUGE^2, the mean square of a norm's input is negligible
 
-# What these functions read of a layer: one that has more is computed in numpy.
+# The fields that these functions read; numpy computes a layer that has others set.
 READ = {
     Attention: {
         *("spec", "group", "slot", "norm", "wq", "wk", "wv", "wo", "scale", "rope", "bq", "bk"),
@@ -78,7 +79,7 @@ READ = {
 
 
 def is_read(part: Any) -> bool:
-    """Whether all that a part of a layer says is computed here; None says nothing."""
+    """Whether all fields of a part of a layer are in READ or have their defaults; None is read."""
     known = READ.get(type(part), set())
     return part is None or (
         bool(known)
@@ -112,8 +113,9 @@ def has_dense(ffn: Any) -> bool:
 
 
 def has_mix(layer: Layer, memory: Any) -> bool:
-    """Whether all that `mix` computes has kernels: the feed-forward too, if it is parallel. memory:
-    of the mixer's group, GroupPages of attention.
+    """Whether all that `mix` computes has kernels, with the feed-forward if it is parallel.
+
+    memory: of the mixer's group, GroupPages if it is attention.
     """
     if not isinstance(layer.mixer, Attention) or not is_read(layer):
         return False
@@ -124,7 +126,7 @@ def has_mix(layer: Layer, memory: Any) -> bool:
 
 
 def kind_of(layer: Layer, half: str) -> str:
-    """What a part of a layer is, in words: "mix", "ffn" or "end"."""
+    """Words for a part ("mix", "ffn" or "end") of a layer, for a message."""
     if half == "end":
         return "inputs of layers"
     if half == "ffn":
@@ -138,13 +140,13 @@ def has_head(head: Head) -> bool:
 
 
 def numbers_of(p: JobList, norm: Norm) -> tuple[int, int, int, int]:
-    """What kernels read of a norm."""
+    """The four arguments of a norm: address of its weight, bits of eps, centred, its bias."""
     weight, bias = (address_of_vector(p, w) for w in (norm.weight, norm.bias))
     return weight, f32_bits(norm.eps), int(norm.centred), bias
 
 
 def address_of_vector(p: JobList, vector: Array | None) -> int:
-    """Where float32 numbers are that live as long as the jobs; 0 for None."""
+    """The address of a vector in float32, which is kept as long as the jobs; 0 for None."""
     if vector is None:
         return 0
     p.keep.append(np.ascontiguousarray(vector, np.float32))
@@ -152,7 +154,7 @@ def address_of_vector(p: JobList, vector: Array | None) -> int:
 
 
 def normalised(p: JobList, x: int, rows: int, width: int, norm: Norm | None, name: str) -> int:
-    """norm(x[rows, width]) in the buffer of this name; x itself without a norm."""
+    """norm(x[rows, width]) in the buffer `name`; x itself without a norm."""
     if norm is None:
         return x
     out = p.buffers.floats(name, rows, width)
@@ -168,7 +170,7 @@ def added(p: JobList, y: int, rows: int, width: int, norm: Norm | None, scale: f
 
 
 def affine(p: JobList, m: MappedMatrix, x: int, rows: int, bias: Array | None, name: str) -> int:
-    """x w^T + bias in the buffer of this name."""
+    """x w^T + bias in the buffer `name`."""
     n = m.blocks.n
     out = p.buffers.floats(name, rows, n)
     p.product(m.blocks, x, rows, out)
@@ -192,8 +194,8 @@ def mix(p: JobList, layer: Layer, step: StepArrays, pages: GroupPages) -> None:
 
 
 def attention(p: JobList, a: Attention, step: StepArrays, pages: GroupPages) -> None:
-    """x + post_norm(softmax(mask(cap(q k^T * scale))) v wo^T) * residual_scale; wo multiplies this
-    times sigmoid(n w_gate^T) where there is a gate.
+    """x += post_norm(o wo^T) * residual_scale with o = softmax(mask(cap(q k^T * scale))) v, or this
+    times sigmoid(n w_gate^T) if there is a gate.
     """
     s, rows, width = a.spec, step.n_tokens, a.wq.blocks.k
     n = normalised(p, p.buffers.floats("x", rows, width), rows, width, a.norm, "n")
@@ -214,7 +216,7 @@ def attention(p: JobList, a: Attention, step: StepArrays, pages: GroupPages) -> 
 
 
 def keys_and_values(p: JobList, a: Attention, n: int, step: StepArrays, pages: GroupPages) -> None:
-    """k and v of n[T, D] to their pages. Values come first: they may be what keys are made of."""
+    """Writes k and v of n[T, D] to their pages. v is first: without wv, it is k before its norm."""
     s, rows = a.spec, step.n_tokens
     k = affine(p, a.wk, n, rows, a.bk, "k")
     v = k if a.wv is None else affine(p, a.wv, n, rows, a.bv, "v")
@@ -226,7 +228,7 @@ def keys_and_values(p: JobList, a: Attention, n: int, step: StepArrays, pages: G
 
 
 def spread_heads(p: JobList, x: int, n: int, pages: GroupPages) -> None:
-    """n heads of q or k as they meet each other, in place."""
+    """The Hadamard transform of n heads of q or k, in place, if the type of the keys wants it."""
     if pages.keys.spreads:
         p.add("spread", n * pages.keys.head_size // 32, 0, 0, x)
 
@@ -234,7 +236,7 @@ def spread_heads(p: JobList, x: int, n: int, pages: GroupPages) -> None:
 def heads(
     p: JobList, a: Attention, x: int, n_head: int, norm: Norm | None, step: StepArrays
 ) -> None:
-    """Norm and rotate x[T, n_head, E] in place."""
+    """Normalises and rotates (RoPE) x[T, n_head, E] in place."""
     rope = a.rope
     if not a.norm_after_rope:
         head_norm(p, a, x, n_head, norm, step)
@@ -248,10 +250,10 @@ def heads(
 def head_norm(
     p: JobList, a: Attention, x: int, n_head: int, norm: Norm | None, step: StepArrays
 ) -> None:
-    """Each head of x[T, n_head, E] with its norm, or the heads together with one, in place."""
+    """Normalises each head of x[T, n_head, E], or all heads of a token together, in place."""
     if norm is None:
         return
-    if a.norm_by_head:  # each head, and then all of them times their weights
+    if a.norm_by_head:  # each head is normalised; the weights are of all heads of a token
         width = n_head * a.spec.key_size
         weights = Norm(np.float32(HUGE) * norm.weight, HUGE**2)
         head_norm(p, replace(a, norm_by_head=False), x, n_head, replace(norm, weight=None), step)
@@ -264,7 +266,7 @@ def head_norm(
 
 
 def written(p: JobList, a: Attention, x: int, size: int, pages: Pages, step: StepArrays) -> None:
-    """x[T, G, size] to the pages of the tokens."""
+    """Writes x[T, G, size] to the pages of the tokens."""
     first, page_bytes, position_bytes, head_bytes = places(pages, a.slot)
     numbers, _ = step.pages(a.group)
     given = x, a.spec.n_head_kv, size, KINDS[pages.type], first, page_bytes, position_bytes
@@ -272,13 +274,13 @@ def written(p: JobList, a: Attention, x: int, size: int, pages: Pages, step: Ste
 
 
 def places(pages: Pages, slot: int) -> tuple[int, int, int, int]:
-    """The layer's first page, and bytes of a page, a position and a head."""
+    """The address of the layer's first page, and bytes of a page, a position and a head."""
     layer = pages.array[slot]
     return address_of(layer), *layer.strides[:3]
 
 
 def attended(p: JobList, a: Attention, q: int, pages: GroupPages, step: StepArrays) -> int:
-    """o[T, H*Ev]."""
+    """The address of o[T, H*Ev], the output of attention before wo."""
     s, rows = a.spec, step.n_tokens
     share = s.n_head // s.n_head_kv
     out = p.buffers.floats("o", rows, s.n_head * s.value_size)
@@ -303,14 +305,14 @@ def attended(p: JobList, a: Attention, q: int, pages: GroupPages, step: StepArra
 
 
 def dense(p: JobList, ffn: Dense, rows: int) -> None:
-    """x + post_norm((act(n w_gate^T) * (n w_up^T)) w_down^T) * residual_scale, with n = norm(x)."""
+    """x += post_norm((act(n w_gate^T) * (n w_up^T)) w_down^T) * residual_scale, n = norm(x)."""
     width = ffn.w_gate.blocks.k
     x = p.buffers.floats("x", rows, width)
     gated_product(p, ffn, normalised(p, x, rows, width, ffn.norm, "n"), rows)
 
 
 def gated_product(p: JobList, ffn: Dense, n: int, rows: int) -> None:
-    """The same of what is normalised already, n[rows, D]."""
+    """`dense` with n[rows, D], which is normalised already."""
     gate = affine(p, ffn.w_gate, n, rows, None, "gate")
     up = affine(p, ffn.w_up, n, rows, None, "up")
     h = gated_rows(p, ffn.activation, gate, up, rows * ffn.w_gate.blocks.n)
@@ -319,7 +321,7 @@ def gated_product(p: JobList, ffn: Dense, n: int, rows: int) -> None:
 
 
 def gated_rows(p: JobList, activation: str, gate: int, up: int, numbers: int) -> int:
-    """act(gate) * up of so many numbers, in the place of the gate."""
+    """act(gate) * up for so many numbers, in the place of `gate`, whose address is returned."""
     items = -(-numbers // LANES)
     grain = max(512, p.pool.chunk(items))
     p.add("gated", items, gate, 64, gate, up, ACTIVATIONS[activation], grain=grain)

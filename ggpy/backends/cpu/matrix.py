@@ -1,7 +1,7 @@
 """Weights that stay in the blocks of the file: products by kernels, rows by ggpy.formats.
 
-A matrix can do what the numpy backend's can, so whatever has no kernel of its own is computed as
-there. Nothing here knows what a weight is for.
+A matrix has the methods of the numpy backend's, so ops without kernels are computed as there.
+Nothing here knows what a weight is for.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ Multiply = Callable[[BlockRows, F32], F32]
 
 
 class MappedMatrix(HostMatrix):
-    """w[N, K], or w[X, N, K] of experts, in a format that has kernels; `multiply` is the
-    backend's, for one w[N, K]. scale: one number for all rows, of each expert if there are experts.
+    """w[N, K], or w[X, N, K] of experts, in a format that has kernels.
+
+    multiply: the backend's product of x and one w[N, K]. scale: [1 or more], equal numbers for a
+    matrix; [X] for experts.
     """
 
     def __init__(self, tensor: Tensor, multiply: Multiply, scale: F32 | None = None) -> None:
@@ -30,7 +32,7 @@ class MappedMatrix(HostMatrix):
         super().__init__(tensor, None, scale if of_experts else None)
         data = tensor.data
         one = data if len(tensor.shape) == 2 else data[0]
-        if not one.flags.c_contiguous:  # experts may lie apart
+        if not one.flags.c_contiguous:  # each matrix must be contiguous; experts may lie apart
             data = np.ascontiguousarray(data)
         data = data.view(np.uint8).reshape(*tensor.shape[:-1], -1)
         factor = 1.0 if scale is None or of_experts else float(scale[0])

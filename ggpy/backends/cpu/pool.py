@@ -1,12 +1,11 @@
 """Threads that share the items of a job: kernels by their addresses, without locks or the GIL.
 
-A job is cut into chunks, and each thread gets a part of them, which lie one after the other in
-memory. A thread takes one chunk at a time, from its own part and then from the others, so a thread
-that the system takes off its core delays nothing but its chunk. Results of a chunk are made in
-memory of the thread and copied when they are complete: where a thread does not come back in time,
-another one computes its chunk again, and the copy that comes first counts. Both have the same bits.
-Workers wait by spinning during a step, and sleep between steps. Nothing here knows what kernels
-compute.
+A job is cut into chunks, and each thread gets a part: chunks that are consecutive in memory. A
+thread takes one chunk at a time, from its own part and then from the others, so a thread that the
+system takes off its core delays only its chunk. A thread computes the results of a chunk in its own
+memory and copies them when they are complete. If it does not finish in time, thread 0 computes the
+chunk again, and the first copy counts; both have the same bits. Workers wait by spinning during a
+step, and sleep between steps. Nothing here knows what kernels compute.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class ThreadPool:
         )
 
     def reserve(self, nbytes: int) -> None:
-        """Let each thread have so many bytes for itself."""
+        """Gives each thread at least `nbytes` bytes of its own memory."""
         if self._scratch and len(self._scratch[0]) >= nbytes:
             return
         self.settle()
@@ -56,17 +55,17 @@ class ThreadPool:
             self._lines[LINE * thread + MEMORY] = address_of(memory)
 
     def chunk(self, n_items: int, least: int = 1) -> int:
-        """Items of a chunk, at least so many where there are enough."""
+        """Items of a chunk: CHUNKS_PER_THREAD chunks for each thread, but `least` items or more."""
         share = -(-n_items // (CHUNKS_PER_THREAD * self.n_threads))
         return max(least, share)
 
     def settle(self) -> None:
-        """Wait until no worker computes anything, late chunks included: then memory may go."""
+        """Waits until no worker computes anything, not even a late chunk: then memory may go."""
         while self._lines[IN_FLIGHT::LINE].any():
             threading.Event().wait(1e-4)
 
     def run(self, jobs: int, n: int) -> None:
-        """n jobs, whose rows are at this address."""
+        """Runs n jobs, whose rows of numbers are at the address `jobs`."""
         self._run(self.address, jobs, n)
 
     def begin(self) -> None:
@@ -103,7 +102,7 @@ def _worker(
     wake: threading.Semaphore,
     sleeps: list[bool],
 ) -> None:
-    """A thread's life: compute, sleep, and so on; it must not hold the pool, which stops it."""
+    """The loop of a worker. It holds no reference to the pool, whose finalizer stops it."""
     shared = memory.view(np.int64)
     while not shared[STOP]:
         work(pool, thread)
@@ -133,5 +132,5 @@ def aligned(nbytes: int) -> NDArray[Any]:
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """Where an array's first number is."""
+    """The address of an array's first number."""
     return int(array.__array_interface__["data"][0])

@@ -1,7 +1,7 @@
-"""The processor for which kernels are compiled: what it can do, and a name of it for files.
+"""The processor for which kernels are compiled: its features, and a name of it for files.
 
-numba's variables NUMBA_CPU_NAME and NUMBA_CPU_FEATURES choose another one. This module imports no
-numba: it is asked whenever compiled kernels are loaded.
+numba's variables NUMBA_CPU_NAME and NUMBA_CPU_FEATURES choose another one. This module does not
+import numba, because compiled kernels are loaded without it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llvmlite import binding
 
 @cache
 def features() -> frozenset[str]:
-    """What the processor can do, in LLVM's names."""
+    """The processor's features, by LLVM's names."""
     given = os.environ.get("NUMBA_CPU_FEATURES")
     if given is not None:
         return frozenset(f[1:] for f in given.split(",") if f.startswith("+"))
@@ -33,12 +33,12 @@ def dot_level() -> str:
 
 
 def tile_shape() -> tuple[int, int]:
-    """Rows and vectors of columns of a GEMM's tile, for as many registers as there are."""
+    """Rows and vectors of columns of a GEMM's tile, which fits in the processor's registers."""
     return (12, 2) if "avx512f" in features() else (6, 1)
 
 
 def name() -> str:
-    """All that decides which machine code is right for it."""
+    """A text with all that machine code depends on: target, features, numba's variables."""
     numbas = sorted((k, v) for k, v in os.environ.items() if k.startswith("NUMBA_"))
     triple = binding.get_process_triple(), binding.get_host_cpu_name()
     return repr((triple, sorted(features()), numbas))

@@ -1,6 +1,6 @@
-"""What kernels and those who call them must agree on: sizes, places, and numbers of kinds.
+"""Numbers that kernels and their callers share: sizes, places in memory, and ids of kinds.
 
-This module imports no numba: a process whose kernels are on disk does without it.
+This module does not import numba: a process whose kernels are on disk does without it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ PITCH = 4 * (BLOCK_K + 16)  # bytes between rows of a panel: neighbours in diffe
 LANES = 16  # columns of a vector
 ROWS, VECTORS = tile_shape()  # of a tile
 
-# Activations as whole numbers with a scale for each 32, of 8 bits ("q8") or of 15 ("q16": 128 times
-# one byte and another). A column, with K rounded up to 256, is K bytes, which are the high ones of
-# q16; its low bytes; K/4 int32, -128 times the sum of 4 neighbours; K/32 scales f32; and K/16 sums
-# of 16 neighbours, times the scale, f32.
+# Activations as whole numbers with a scale for each 32: of 8 bits ("q8"), or of 15 ("q16", which is
+# 128 * high byte + low byte). A column, with K rounded up to 256, has K bytes (of q16 the high
+# ones); K low bytes of q16; K/4 int32, -128 times the sum of 4 neighbours; K/32 scales f32; and
+# K/16 sums of 16 neighbours, times the scale, f32.
 LARGEST = {"q8": 127, "q16": 127 * 128}
 
 
@@ -37,11 +37,10 @@ def f32_bits(number: float) -> int:
 
 PAGE = 64
 PANEL_ROWS = (PAGE + ROWS - 1) // ROWS * ROWS
-MAX_HEAD = 512  # numbers of a head that a panel's rows have room for
-HEAD_PITCH = 4 * (MAX_HEAD + 16)  # bytes between them
+MAX_HEAD = 512  # numbers of a head that fit in a row of a panel
+HEAD_PITCH = 4 * (MAX_HEAD + 16)  # bytes between rows of a panel
 
-# Numbers of types of the cache, of what a gate and the rows beside it become, and of a router's
-# scores
+# Ids of types of the KV cache, of activations, and of a router's scores
 KINDS = {"f32": 0, "f16": 1, "q8_0": 2}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_oai": 2, "sigmoid": 3}
 SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sigmoid_chosen": 3}
@@ -49,13 +48,13 @@ SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sigmoid_chosen": 3}
 # A job of the pool is a row of int64.
 FUNCTION, N_ITEMS, GRAIN, WIDTH, OUT, PRIVATE, ARGUMENTS = range(7)
 JOB = 32  # numbers of a job
-# WIDTH: bytes of an item's results, which go to OUT; 0: the kernel writes where it wants to, and no
-# chunk is computed twice. PRIVATE: bytes that the kernel needs for itself.
+# WIDTH: bytes of an item's results, which go to OUT; 0: the kernel writes to other places by
+# itself, and no chunk is computed twice. PRIVATE: bytes of scratch that the kernel needs.
 
-# The pool's own int64, a cache line of 8 for what is written by different threads.
+# Indices of the pool's own int64, in cache lines of 8: DONE, which all threads write, has its own.
 CURRENT, N_THREADS, DONE, ACTIVE, STOP, EPOCH, STATES = 8, 9, 16, 24, 25, 32, 64
 MAX_CHUNKS = 1024
-THREADS, LINE = STATES + MAX_CHUNKS, 8  # a line of each thread, which has
+THREADS, LINE = STATES + MAX_CHUNKS, 8  # each thread has a line of 8 int64:
 IN_FLIGHT, MEMORY, TICKET, LAST = range(4)  # whether it may hold a chunk; its memory; the epoch
-# and the next chunk of its part of the job; the end of that part
-CLOSED = 0xFFFFFFFF  # the chunk of a ticket of no job
+# (high 32 bits) and the next chunk (low) of its part of the job; the end of that part
+CLOSED = 0xFFFFFFFF  # the chunk of a ticket while there is no job

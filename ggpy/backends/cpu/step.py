@@ -1,4 +1,4 @@
-"""What the kernels of a step read of it: positions, pages, angles, in places that stay."""
+"""The numbers of a step that kernels read (positions, pages, angles), at addresses that stay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..numpy.kv_pages import GroupPages
 from .jobs import Buffers
 
 BLOCK = 16  # tokens that attend together
-LONE = 4  # tokens of a sequence at most that attend one by one
+LONE = 4  # the most tokens of a sequence that attend one by one
 
 Numbers = NDArray[Any]
 Memory = GroupPages | GroupStates  # of a group of layers
@@ -25,14 +25,17 @@ Memory = GroupPages | GroupStates  # of a group of layers
 
 @dataclass(frozen=True)
 class Sight:
-    """What a token sees of its sequence: see Attention."""
+    """The positions that a token sees: see Attention."""
 
     window: int
     causal: bool
     chunked: bool
 
     def span(self, positions: Numbers, last: Numbers) -> tuple[Numbers, Numbers]:
-        """The first and the last position [T] that tokens see; last: of their sequences."""
+        """The first and the last position [T] that each token sees.
+
+        positions[T]: of the tokens. last[T]: the last position of each token's sequence.
+        """
         window = self.window
         if self.chunked:
             return positions // window * window, positions
@@ -45,7 +48,7 @@ class Sight:
 
 
 Table = Rope | AttentionTemperature | Sight
-Tables = dict[str, Table]  # what numbers of a step are made of, by name
+Tables = dict[str, Table]  # the sources of numbers of a step, by name
 
 
 class StepArrays:
@@ -54,8 +57,9 @@ class StepArrays:
     def __init__(
         self, step: Step, buffers: Buffers, tables: Tables, groups: Sequence[Memory]
     ) -> None:
-        """tables: those of the layers, which `angles` and `sharpness` add to: programs that are
-        kept read their numbers of every step. groups: of the cache.
+        """tables: those that earlier steps asked for, whose numbers are computed at once, because
+        programs that are kept read them; `angles`, `sharpness` and `seen` add to it. groups: of the
+        cache.
         """
         self.step, self._buffers, self._tables = step, buffers, tables
         self.n_tokens = len(step.ids)
@@ -74,7 +78,7 @@ class StepArrays:
         self.blocks = self._blocks()
 
     def pages(self, group: int) -> tuple[int, int]:
-        """Addresses of the page of each token, and of the table of each token."""
+        """Addresses of two arrays: the page of each token, and the address of its page table."""
         if group not in self._groups:
             tables = np.ascontiguousarray(self.step.page_tables[group], np.int32)
             at = self._put(f"tables {group}", tables, np.int32)
@@ -86,7 +90,7 @@ class StepArrays:
         return self._groups[group]
 
     def states(self, group: int) -> int:
-        """The address of [runs, 2]: the state that each begins with, and the one it leaves."""
+        """The address of [runs, 2]: the state that each run begins with, and the one it writes."""
         if group not in self._states:
             tables = self.step.page_tables[group][self.step.sequences[self._borders[:-1]]]
             self._states[group] = self._put(f"states {group}", tables)
@@ -94,7 +98,7 @@ class StepArrays:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """What jobs depend on, besides numbers in buffers."""
+        """The numbers that programs depend on, besides those in buffers."""
         return self.n_tokens, self.n_runs, self.n_blocks
 
     def angles(self, rope: Rope) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
-"""Benchmark cases of the kernels on quant blocks, which tests/support/cases.py declares, and of the
-kernels that quantise to blocks.
+"""Benchmark cases of the kernels on quant blocks, which tests/support/kernels/cases.py declares,
+and of the kernels that quantise to blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS, COLUMNS = 256, 4096  # the matrix that `ggpy quantize` passes to the devic
 
 
 def block_case(case: Any, where: str = "") -> KernelCase:
-    """A case of tests/support/cases.py, which gives its bytes and operations."""
+    """A case of tests/support/kernels/cases.py, which has its bytes and operations."""
     return KernelCase(
         what=case.kernel,
         where=where,

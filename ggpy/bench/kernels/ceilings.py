@@ -184,8 +184,8 @@ def measure_cpu(ops: Any = None) -> Ceilings:
 
 
 def _measure_threads(ops: Any) -> Ceilings:
-    """More bytes than caches hold, and a product of the size that a prompt and a layer make, of
-    blocks: float32 would be read for longer.
+    """Measures reading of more bytes than caches hold, and a prefill product of quant blocks, which
+    is bound by arithmetic; the same in float32 would also wait for memory.
     """
     from ...backends.interface import Role
     from ...formats import by_name
@@ -205,7 +205,7 @@ def _measure_threads(ops: Any) -> Ceilings:
         ops.pool.end()
 
     read, product = _cpu_seconds(lambda: ops.add_up(source)), _cpu_seconds(multiply)
-    ops.weights_ready()  # the line that tells of compiled kernels ends
+    ops.weights_ready()  # wipes the progress bar of compiling
     return Ceilings(CPU_READ / read, 2 * len(x) * prod(shape) / product, "cpu")
 
 

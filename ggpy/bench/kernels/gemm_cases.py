@@ -134,7 +134,7 @@ def _out(o: Operands, name: str, n: int, rows: int, half: bool) -> Array:
 
 
 def embed_case(format: Format, sizes: Dimensions, n: int) -> KernelCase:
-    """The embedding from a table that is the output matrix too."""
+    """The embedding from a table that is also the output matrix."""
     k, rows = sizes.n_embd, sizes.n_vocab
     layout = layout_of(format, k)
     assert layout is not None

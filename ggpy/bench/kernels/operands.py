@@ -153,7 +153,7 @@ class Operands:
         return self._blocks
 
     def _fill_tiles(self, buffer: Buffer, format: Format, layout: Layout) -> None:
-        """Fills with whole chunks, so that any chunk may be at any position of a matrix."""
+        """Fills a pool with whole chunks of tiles, each valid at any position of a matrix."""
         columns = layout.chunk_k * (UNIQUE_CHUNKS if layout.chunk_k != 128 else UNIQUE_CHUNKS + 1)
         if layout_of(format, columns) != layout:
             raise ValueError(f"{format.name}: {columns} columns are not in {layout.type_name}")

@@ -2,7 +2,7 @@
 
 A row has the microseconds of one piece of work with its launches, measured in a series with
 operands that are in no cache, and the limit that reading its bytes or doing its operations sets.
-kernel_table prints and compares rows.
+`table` prints and compares rows.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Runs the Hopper prefill GEMM with every schedule that its wrapper supports, and with tile orders and
 pipeline depths that the wrapper does not choose; these are explicit specialisations, compiled after
-the kernel's source. The program itself uses nothing of this file.
+the kernel's source. Only tools/bench_kernels.py uses this file.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Variant:
 
     @property
     def options(self) -> dict[str, Any]:
-        """How the kernel is compiled."""
+        """Options for compiling the kernel."""
         shared = f"template <> constexpr int SHARED<{self.tiling.tokens}> = {self.tiling.shared};"
         defines = {"ROWS_FIRST": 1} if self.rows_first else {}
         extra_source = f"{ASSERTS}\n{shared if self.tiling.depth else ''}"
@@ -76,7 +76,7 @@ class Variant:
 
 
 def variants(layout: Layout, n_tokens: int, tokens: int, best: Tiling) -> list[Variant]:
-    """All variants of a column: `tokens` of a tile; `best` is what the program would choose."""
+    """All variants of a column of the table. tokens: of a tile. best: the program's choice."""
     whole = StagedTiling(tokens, False, layout=layout)
     shared, chosen = replace(whole, split=True), replace(whole, split=best.split, pairs=best.pairs)
     found = [
@@ -143,8 +143,8 @@ def is_there(variant: Variant, schedule: TileSchedule | None) -> bool:
 
 
 def in_turns(clock: Any, enqueue: Sequence[Callable[[], None]]) -> list[float]:
-    """Microseconds of each, measured several times in alternating order, because a GPU that
-    multiplies for long becomes slower.
+    """Median microseconds of each, measured in turns in alternating order, because a GPU lowers its
+    clocks while it multiplies for long.
     """
     times: list[list[float]] = [[] for _ in enqueue]
     for turn in range(TURNS):

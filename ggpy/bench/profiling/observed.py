@@ -1,7 +1,8 @@
-"""A device that notes what is enqueued on the one it wraps, so that it can be enqueued again.
+"""A device that wraps another one and notes the operations that are enqueued, so that they can be
+enqueued again.
 
-Kernel wrappers and ops run on it unchanged. What a recorded graph holds is noted when the graph is
-launched, as if it were enqueued one by one. Nothing here measures time or knows models.
+Kernel wrappers and ops run on it unchanged. The operations of a recorded graph are noted when the
+graph is launched, as if they were enqueued one by one. Nothing here measures time or knows models.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Operation:
     """
 
     name: str
-    op: str  # what it was part of: see ObservedDevice.part_of
+    op: str  # the op that it is a part of: see ObservedDevice.part_of
     kernel: Any
     shared: int  # bytes of dynamic shared memory
     enqueue: Callable[[], None] = field(repr=False, compare=False)
@@ -49,7 +50,7 @@ class ObservedKernel:
 
 
 class ObservedGraph:
-    """A recorded graph, and what it holds."""
+    """A recorded graph, and the operations in it."""
 
     def __init__(self, device: ObservedDevice, graph: Any) -> None:
         self._device, self._graph = device, graph
@@ -59,14 +60,14 @@ class ObservedGraph:
         return getattr(self._graph, name)
 
     def launch(self, stream: Any = None) -> None:
-        """Enqueue everything again."""
+        """Enqueues the graph's operations."""
         self._graph.launch(stream)
         if self._device.observing:
             self._device.operations += self.operations
 
 
 class ObservedDevice:
-    """Wraps a device; while `observing`, `operations` grows by what is enqueued in its stream."""
+    """Wraps a device; while `observing`, operations in its stream are appended to `operations`."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
@@ -81,11 +82,11 @@ class ObservedDevice:
 
     @property
     def noting(self) -> bool:
-        """Whether what is enqueued now is noted, here or in a graph that is being recorded."""
+        """Whether an operation is noted now, here or in the graph that is being recorded."""
         return self.observing or self._recording is not None
 
     def note(self, name: str, kernel: Any, shared: int, enqueue: Callable[[], None]) -> None:
-        """Something was enqueued."""
+        """Notes an operation that was enqueued. shared: bytes of dynamic shared memory."""
         if self.noting:
             to = self._recording.operations if self._recording else self.operations
             to.append(Operation(name, self._op, kernel, shared, enqueue))
@@ -141,7 +142,7 @@ class ObservedDevice:
 
 
 def _snapshot(argument: Any) -> Any:
-    """An argument that later changes do not reach: wrappers fill one structure again and again."""
+    """A copy of a structure, because wrappers fill the same one for every launch."""
     if isinstance(argument, ctypes.Structure):
         return type(argument).from_buffer_copy(argument)
     return argument

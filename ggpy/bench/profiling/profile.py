@@ -1,10 +1,10 @@
 """Where the microseconds of one decode step go, launches and gaps included.
 
-A step's operations (launches and small copies) are noted while the engine runs as it always does.
-Then the first of them is recorded as a graph and timed, then the first two, and so on: how much
-longer each graph takes than the one before is how long after its predecessor an operation ends,
-with its launch and its wait, and without what of it overlaps. So the parts add up to the step on
-the device, and what the engine's own step takes beyond that is a line of its own.
+A step's operations (launches and small copies) are noted while the engine runs as usual. Then
+graphs of the first operation, of the first two, and so on are recorded and timed. The difference of
+two consecutive graphs is the time from the end of an operation's predecessor to its own end: its
+launch and its waits count, and the part that overlaps with the predecessor does not. So the parts
+add up to the step on the device. The rest of the engine's own step is a separate line.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ..timing import Clock, Timing
 from ..workload import Test
 from .observed import ObservedDevice, Operation
 
-METHODS = ("run", "embed", "logits", "sample", "find_best")  # of a backend that are parts
+METHODS = ("run", "embed", "logits", "sample", "find_best")  # parts: methods of a backend
 ATTENTION = ("qkv", "attention", "attn_out")  # of its attention layers
 DELTA = ("delta_in", "delta_net", "delta_out")  # of its gated delta nets
 DENSE = ("ffn_act", "ffn_out")  # of its feed-forward layers
 MOE = ("route", "shared_expert", "expert_act", "expert_out")  # of those with experts
-# The weights that a part reads, of the operands that it is called with.
+# The weights that a part reads, from the arguments of its method.
 READS: dict[str, Callable[..., Sequence[Any]]] = {
     "qkv": lambda x, layer, *_: layer.mixer.projections,
     "attn_out": lambda o, x, layer, *_: (layer.mixer.wo,),
@@ -44,10 +44,10 @@ READS: dict[str, Callable[..., Sequence[Any]]] = {
     "expert_out": lambda x, h, pairs, f, *_: _of_chosen(pairs, f.experts.w_down),
     "logits": lambda x, head, step: (head.weight,),
 }
-STEP_RUNS = 5  # of the engine
-PART_RUNS = (7, 51)  # of each graph, at least and at most
-ALL_RUNS = 1500  # of all graphs together, about
-MANY = 400  # operations from which on neighbours with one kernel and op are timed together
+STEP_RUNS = 5  # runs of the engine
+PART_RUNS = (7, 51)  # runs of each graph, at least and at most
+ALL_RUNS = 1500  # runs of all graphs together, about
+MANY = 400  # with more operations, neighbours of one kernel and op are timed together
 START = "start of the graph"
 
 
@@ -58,7 +58,7 @@ class Part:
     op: str
     name: str
     count: int  # in a step
-    us: float  # of a step, of all of them together
+    us: float  # of all of them together, in a step
     registers: int | None = None
     shared: int | None = None
 
@@ -70,9 +70,9 @@ class Profile:
     facts: Facts
     test: Test
     step_us: float  # from token to token in the engine
-    spread: float  # of that: (slowest - fastest) / median
+    spread: float  # of step_us: (slowest - fastest) / median
     parts: Sequence[Part]
-    nbytes: Mapping[str, int]  # of weights, or keys and values, that an op reads
+    nbytes: Mapping[str, int]  # bytes of weights or KV cache that an op reads
     limit_us: float | None
 
     @property
@@ -82,7 +82,9 @@ class Profile:
 
 
 class Watcher:
-    """Wraps a backend's methods: what they enqueue is noted with its op, and their weights."""
+    """Wraps a backend's methods, so that each operation is noted with its op, and counts the bytes
+    of weights that each op reads.
+    """
 
     def __init__(self, ops: Any, observed: ObservedDevice) -> None:
         self.nbytes: dict[str, int] = {}  # of the weights of one step, by op
@@ -127,7 +129,7 @@ def _of_chosen(pairs: Any, *matrices: Matrix) -> Sequence[Matrix]:
 
 
 def weight_bytes(matrix: Matrix) -> int:
-    """Bytes that are read of a matrix as it lies on the device."""
+    """Bytes of a matrix on the device that a product reads."""
     tiles = matrix.tiles
     if tiles is None:
         return matrix.in_blocks.nbytes
@@ -137,9 +139,9 @@ def weight_bytes(matrix: Matrix) -> int:
 def profiles(
     bench: Bench, tests: Sequence[Test], ops: Any, ceilings: Ceilings
 ) -> Iterator[Profile]:
-    """A profile of the last step of each test, which generates; `ops` run on a GPU.
+    """A profile of the last decode step of each test; `ops` is a CUDA backend.
 
-    RuntimeError, ValueError, MemoryError for what cannot be loaded or run.
+    RuntimeError, ValueError or MemoryError if a model cannot be loaded or a test cannot run.
     """
     observed = ObservedDevice(ops.device)
     wrapped = type(ops)(observed, ops.name, ops.reason)
@@ -165,7 +167,7 @@ def profiles(
 
 
 def _engine_step(run: Run) -> tuple[float, float]:
-    """(microseconds from token to token as a user has them, their spread)."""
+    """(microseconds from token to token in the engine, their spread)."""
     for _ in range(2):
         run.once()  # the second records graphs
     timing = Timing([run.once()[0] / 1e3 / run.test.n_gen for _ in range(STEP_RUNS)])
@@ -195,8 +197,8 @@ def _last_step(loaded: Loaded, run: Run, observed: ObservedDevice) -> list[Opera
 def ends(operations: Sequence[Operation], clock: Clock) -> list[float]:
     """Microseconds from the start of a graph to the end of each operation in it.
 
-    The first is what a graph takes to start. Of more than MANY operations, those of neighbours with
-    one kernel and op are spread evenly.
+    The first number is the start time of a graph. With more than MANY operations, neighbours of one
+    kernel and op share their time evenly.
     """
     calls = [operation.enqueue for operation in operations]
     groups = [len(list(g)) for _, g in groupby(operations, lambda x: (x.op, x.name))]
@@ -212,7 +214,10 @@ def ends(operations: Sequence[Operation], clock: Clock) -> list[float]:
 
 
 def parts_of(operations: Sequence[Operation], ends: Sequence[float]) -> list[Part]:
-    """Sums by op and name, in the order of their first; what a graph takes to start comes first."""
+    """Sums by op and name, in order of first appearance, after the start time of a graph.
+
+    ends: of the function `ends`.
+    """
     found = {("", START): Part("", START, 1, ends[0])}
     for i, x in enumerate(operations):
         before = found.get((x.op, x.name))
@@ -226,7 +231,7 @@ def parts_of(operations: Sequence[Operation], ends: Sequence[float]) -> list[Par
 
 
 def _kv_bytes(loaded: Loaded, test: Test) -> int:
-    """Keys and values that the step reads."""
+    """Bytes of the KV cache that the step reads."""
     n = _position(test) + 1
     return test.n_seq * sum(layer.seen(n) * layer.kv_bytes for layer in loaded.work.layers)
 

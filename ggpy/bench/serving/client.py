@@ -1,7 +1,7 @@
-"""Runs a load test: sends requests at their time or as streams come free, and keeps the records.
+"""Runs a load test: sends requests at their times or as streams become free, and keeps the records.
 
-The client watches itself too, because a client that is short of time measures its own delay. What
-is sent, and what the figures are, is not known here.
+The client also watches itself, because a client that is short of time measures its own delay. It
+knows neither what is sent, nor how the figures are computed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """When requests are sent: `concurrency` at a time, or `rate` a second where that is not None.
+    """When requests are sent: `concurrency` at a time, or at `rate` if that is not None.
 
-    rate: requests a second on average, at times of a Poisson process. timeout: seconds a request
-    may take. fails_fast: the first failure ends the test.
+    rate: requests per second on average, at times of a Poisson process. timeout: seconds that a
+    request may take. fails_fast: the first failure ends the test. keeps_texts: records keep the
+    events of their answers.
     """
 
     path: str
@@ -43,10 +44,10 @@ class LoadPlan:
 
 @dataclass
 class LoadRun:
-    """What a test left. Times are seconds of one clock.
+    """The records of a test. Times are seconds of one clock.
 
     lateness: seconds by which the client's timer was late, every WATCH seconds. signal: the number
-    of the one that ended it, 0 for none. cpu: seconds of a core that the client used.
+    of the signal that ended the test; 0: none did. cpu: seconds of processor time of the client.
     """
 
     records: list[StreamRecord] = field(default_factory=list)
@@ -69,7 +70,7 @@ class LoadClient:
     def __init__(
         self, pool: ConnectionPool, plan: LoadPlan, step: Callable[[int], None] = lambda n: None
     ) -> None:
-        """step: is told the number of requests that have ended, each time one does."""
+        """step: is called each time a request ends, with the number of those that have ended."""
         self.pool, self.plan, self._step = pool, plan, step
         self.run = LoadRun()
         self._n_now = self._n_ended = 0
@@ -77,7 +78,9 @@ class LoadClient:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def measure(self, requests: Sequence[LoadRequest]) -> LoadRun:
-        """Send all requests; what was measured until a signal, a failure or the end."""
+        """Sends all requests; returns the records until the end, a signal, or with fails_fast a
+        failure.
+        """
         run = self.run
         opened, cpu = self.pool.n_opened, time.process_time()
         run.start = perf_counter()
@@ -98,7 +101,7 @@ class LoadClient:
         return run
 
     async def _by_streams(self, requests: Sequence[LoadRequest]) -> None:
-        """Send the requests, as many at a time as the plan says."""
+        """Sends the requests, plan.concurrency at a time."""
         left = iter(requests)
 
         async def stream() -> None:
@@ -112,7 +115,9 @@ class LoadClient:
         await asyncio.gather(*self._tasks)
 
     async def _at_a_rate(self, requests: Sequence[LoadRequest]) -> None:
-        """Each at its time, however many are still answered; its time counts from then."""
+        """Sends each request at its time, however many are in flight; its time to the first token
+        counts from this time.
+        """
         assert self.plan.rate
         times = arrivals(self.plan.rate, self.plan.seed)
         for request, at in zip(requests, times, strict=False):
@@ -161,7 +166,7 @@ class LoadClient:
             record.fail(kind, str(error), perf_counter())
 
     async def _watch(self) -> None:
-        """Keep by how much this task is woken late."""
+        """Records by how much the event loop wakes this task late."""
         while True:
             due = perf_counter() + WATCH
             await asyncio.sleep(WATCH)
@@ -169,7 +174,7 @@ class LoadClient:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """A signal ends the test; what was measured stays."""
+        """Inside, a signal ends the test, and the records so far stay."""
         loop = asyncio.get_running_loop()
         added = []
         with suppress(ValueError, NotImplementedError, RuntimeError):  # not the main thread
@@ -201,7 +206,7 @@ def arrivals(rate: float, seed: int) -> Iterator[float]:
 
 
 def allow_connections(n: int) -> None:
-    """Raise the limit on open files for n connections as far as the system lets this process."""
+    """Raises the limit on open files for n connections, as far as the system allows."""
     try:
         import resource
     except ImportError:  # not a POSIX system

@@ -1,7 +1,7 @@
-"""When bytes came: the time at which the event loop saw that they had.
+"""The time at which bytes arrived: when the event loop found a socket readable.
 
-Of hundreds of sockets that are readable at once, each is read after those before it. All of them
-get the time at which the loop found them readable, so that the client's own work is not counted.
+When hundreds of sockets are readable at once, they are read one after the other. All of them get
+the time at which the loop found them readable, so that the client's own work is not counted.
 Nothing here knows what is read.
 """
 
@@ -18,7 +18,7 @@ Clock = Callable[[], float]
 
 
 class StampedSelector(selectors.DefaultSelector):
-    """A selector that keeps when it last found something, in seconds of perf_counter."""
+    """A selector that keeps the time of its last return, in seconds of perf_counter."""
 
     stamp = 0.0
 
@@ -29,7 +29,7 @@ class StampedSelector(selectors.DefaultSelector):
 
 
 def run(work: Callable[[Clock], Coroutine[Any, Any, T]]) -> T:
-    """Do some work in an event loop of its own; `work` gets the clock of its reads."""
+    """Runs work(clock) in a new event loop; clock() is the time of the last read."""
     selector = StampedSelector()
     loop = asyncio.SelectorEventLoop(selector)
     try:
@@ -40,7 +40,7 @@ def run(work: Callable[[Clock], Coroutine[Any, Any, T]]) -> T:
 
 
 async def _cancel_all() -> None:
-    """End what an exception left running."""
+    """Cancels the tasks that an exception left running."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

@@ -1,8 +1,8 @@
 """Connections of the load client: one request at a time on each, kept open for the next.
 
-A protocol instead of a stream reader: what comes is handled in the callback of the read, without
-waking a task, and read into one buffer that all connections share. What a response means is known
-to the sink alone.
+It is an asyncio protocol instead of a stream reader: bytes are handled in the callback of the read,
+without waking a task, and all connections share one read buffer. Only the sink knows what a
+response means.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StaleConnection(ConnectionError):
 
 
 class CutOff(Exception):
-    """The sink had enough."""
+    """The sink ended the request before its response was complete."""
 
 
 class LoadConnection(asyncio.BufferedProtocol):
@@ -44,7 +44,7 @@ class LoadConnection(asyncio.BufferedProtocol):
         return self.transport is not None and not self.transport.is_closing()
 
     async def exchange(self, message: bytes, sink: Sink) -> ResponseReader:
-        """Send a request and give its response to `sink`; the response when it is whole.
+        """Sends a request and passes the body to `sink`; returns the response when it is complete.
 
         ConnectionError, MalformedResponse, CutOff. A task that is cancelled closes the connection.
         """
@@ -63,7 +63,7 @@ class LoadConnection(asyncio.BufferedProtocol):
             self._sink = self._end = None
 
     def close(self) -> None:
-        """Close the connection at once, whatever is still to come."""
+        """Closes the connection at once, even if a response is incomplete."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -79,7 +79,7 @@ class LoadConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         now, data = self._clock(), bytes(self._buffer[:nbytes])
         if self._sink is None or self._end is None or self._end.done():
-            self.close()  # nothing was asked
+            self.close()  # bytes without a request
             return
         response = self._response
         try:
@@ -148,7 +148,7 @@ class ConnectionPool:
         return connection
 
     def close(self) -> None:
-        """Close what waits."""
+        """Closes the idle connections."""
         while self._idle:
             self._idle.pop().close()
 

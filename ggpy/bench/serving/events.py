@@ -1,6 +1,6 @@
 """Server-sent events: the data of each event, from bytes that are cut anywhere.
 
-Data stays bytes, so a character may be cut too. What the data means is not known here.
+Data stays bytes, so even a character may be cut. What the data means is not known here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class EventReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of the events that are whole now."""
+        """The data of the events that are complete now."""
         if self._rest:
             data = self._rest + data
         held = b""
@@ -26,7 +26,7 @@ class EventReader:
         return [found for event in whole if (found := _data(event)) is not None]
 
     def end(self) -> list[bytes]:
-        """The last event, of a server that leaves out the blank line after it."""
+        """The data of a last event that the server did not end with a blank line."""
         return self.feed(b"\n\n")
 
 

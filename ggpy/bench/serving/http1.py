@@ -16,12 +16,12 @@ WITHOUT_BODY = (204, 304)
 
 
 class MalformedResponse(ValueError):
-    """What came is not HTTP/1.1."""
+    """The response is not HTTP/1.1."""
 
 
 @dataclass(frozen=True)
 class LoadTarget:
-    """A server: where it is, and what its paths begin with ("" or "/prefix")."""
+    """The address of a server, and the prefix of its paths ("" or "/prefix")."""
 
     host: str
     port: int
@@ -60,14 +60,14 @@ def target_of(url: str, api_key: str = "") -> LoadTarget:
 class ResponseReader:
     """One response. `feed` returns the bytes of its body; `is_done` is set after the last of them.
 
-    headers: names in lower case; of several of one name the last.
+    headers: names in lower case; of several with one name, the last.
     """
 
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.is_done = False
-        self.n_bytes = 0  # that came
+        self.n_bytes = 0  # received
         self._buffer = b""
         self._left: int | None = None  # bytes of the body, or of a chunk and the CRLF after it
         self._is_chunked = self._in_trailer = False
@@ -91,13 +91,13 @@ class ResponseReader:
         return self._plain(data)
 
     def end(self) -> bool:
-        """The connection was closed; whether the response is whole."""
+        """Call it when the connection was closed: returns whether the response is complete."""
         if self.status and not self._is_chunked and self._left is None:
             self.is_done = True
         return self.is_done
 
     def _head(self, data: bytes) -> bytes | None:
-        """What follows the headers; None where they are not whole yet."""
+        """The bytes after the headers; None if these are not complete yet."""
         self._buffer += data
         head, blank, rest = self._buffer.partition(b"\r\n\r\n")
         if not blank:
@@ -119,7 +119,7 @@ class ResponseReader:
         return rest
 
     def _body_begins(self, version: str) -> None:
-        """How long the body is, by the headers."""
+        """Finds out from the headers how long the body is."""
         if version == "HTTP/1.0" and "keep-alive" not in self.headers.get("connection", "").lower():
             self.headers["connection"] = "close"
         self._is_chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
@@ -164,7 +164,7 @@ class ResponseReader:
         return b"".join(found)
 
     def _size(self, line: bytes) -> None:
-        """Take the line before a chunk, or one after the last."""
+        """Reads the line before a chunk, or a line of the trailer."""
         if self._in_trailer:
             self.is_done = not line
             return

@@ -1,6 +1,6 @@
 """How long prompts and answers are: a number, a range, or a file of prompts.
 
-Everything here is text and numbers, so that --help costs nothing.
+It imports nothing that takes time, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LARGEST = 1 << 30  # bytes of a file of prompts
 
 @dataclass(frozen=True)
 class TokenRange:
-    """A number of tokens from `low` to `high`, each as likely."""
+    """A number of tokens from `low` to `high`, all equally likely."""
 
     low: int
     high: int

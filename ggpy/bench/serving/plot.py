@@ -18,7 +18,7 @@ BINS = 200  # of the time axis at most
 
 
 def draw(run: LoadRun, found: Document, path: str) -> int:
-    """Write the picture; how many panels it has."""
+    """Writes the picture; returns its number of panels."""
     samples = samples_of(run.records)
     if not has_token_times(found):
         samples.pop("token")
@@ -38,7 +38,7 @@ def draw(run: LoadRun, found: Document, path: str) -> int:
 
 
 def _cumulated(axis: Any, meaning: str, ordered: Sequence[float]) -> None:
-    """The share of samples below each time, which is logarithmic; p50 and p99 are marked."""
+    """The share of samples below each time, on a logarithmic axis; p50 and p99 are marked."""
     n = len(ordered)
     places = [*range(0, n, max(1, n // 2000)), n - 1]
     ms_of = [max(LEAST, 1e3 * ordered[i]) for i in places]

@@ -1,7 +1,7 @@
 """The answer to one request: when each part of its text came, and how it ended.
 
-Every read is stamped. JSON is decoded until the text begins; then only where an event says more
-than text, so that hundreds of streams cost the client little. Nothing here opens a connection.
+Every read has a time. JSON is decoded until the text begins, and after that only if an event has
+more than text, so that hundreds of streams cost the client little. Nothing here opens a connection.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ SIGNS = re.compile(rb'":\s*""|"finish_reason":\s*"|"error":|"usage":\s*\{')
 
 
 class StreamRecord:
-    """Times are seconds of one clock. outcome: OK, CUT, UNFINISHED, or the kind of failure.
+    """The answer to a request. Times are seconds of one clock.
 
-    arrivals: when text came; counts: events with text in each of those reads. n_prompt, n_cached,
-    n_output: the server's usage, None where it does not say.
+    outcome: OK, CUT, UNFINISHED, or the kind of failure. arrivals: times of reads with text.
+    counts: events with text in each of these reads. n_prompt, n_cached, n_output: tokens by the
+    server's usage, None if it has none.
     """
 
     __slots__ = (
@@ -60,7 +61,7 @@ class StreamRecord:
         return self.outcome not in ENDED
 
     def receive(self, response: ResponseReader, body: bytes, now: float) -> bool:
-        """Take a part of the body that came at `now`; False where the request is to be cut off."""
+        """Takes a part of the body that came at `now`; returns False to cut off the request."""
         self.end = now
         if response.status != 200:
             self._error = (self._error + body)[:LONGEST_ERROR]
@@ -77,7 +78,7 @@ class StreamRecord:
             self.n_events += n
 
     def _has_text(self, event: bytes) -> bool:
-        """Whether an event has text; what else it says is taken."""
+        """Whether an event has text; records usage, errors and the reason of the end."""
         if event == DONE:
             self._is_done = True
             return False
@@ -104,7 +105,7 @@ class StreamRecord:
         return any(text_of(choice) for choice in choices)
 
     def close(self, response: ResponseReader, now: float) -> None:
-        """The response is whole, as was seen at `now`; it ended with the last of its body."""
+        """Call it when the response is complete; `end` stays the time of its last part, if any."""
         if self.end == self.start:
             self.end = now
         if response.status != 200:
@@ -118,7 +119,7 @@ class StreamRecord:
             self._fail("no end of stream", f"{self.n_events} events with text, {kind}")
 
     def fail(self, kind: str, detail: str, now: float) -> None:
-        """The request failed at `now`, or was cut off."""
+        """Call it when the request failed, or was cut off, at `now`."""
         self.end = now
         if not self.is_failed:
             self._fail(kind, detail)
@@ -136,13 +137,13 @@ class StreamRecord:
 
 
 def text_of(choice: dict[str, Any]) -> Any:
-    """What a choice adds to the answer: text, reasoning or parts of tool calls; falsy for none."""
+    """The text, reasoning or tool calls that a choice adds to the answer; falsy if nothing."""
     delta = choice.get("delta") or {}
     return choice.get("text") or next((delta[name] for name in TEXTS if delta.get(name)), None)
 
 
 def message_of(found: dict[str, Any]) -> str:
-    """What an error object says."""
+    """The message of an error object."""
     error = found.get("error", found)
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 

@@ -1,4 +1,5 @@
-"""The requests of a load test: their bodies, and where each is cut off. A seed repeats them all.
+"""The requests of a load test: their bodies, and where each is cut off. Equal seeds give equal
+requests.
 
 Bodies are made before anything is measured. Nothing here sends them.
 """
@@ -16,7 +17,7 @@ from .words import PromptMaker
 
 Api = Literal["chat", "completions"]
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-LATEST_CUT = 0.25  # seconds after which a request is cut off that gets no text before
+LATEST_CUT = 0.25  # seconds after which a request with cut_at 0 is cut off, at most
 
 # What --random-params draws for about half of the requests each, within every server's bounds.
 DRAWN: dict[str, Callable[[random.Random], Any]] = {
@@ -35,12 +36,14 @@ DRAWN: dict[str, Callable[[random.Random], Any]] = {
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """A request. cut_at: events with text after which it is cut off, 0 for cut_delay seconds after
-    it was sent at most, None for never.
+    """A request.
+
+    cut_at: the request is cut off after so many events with text; 0: cut_delay seconds after it was
+    sent; None: never.
     """
 
     body: bytes
-    n_input: int | None  # tokens that were asked for, None for a prompt of a file
+    n_input: int | None  # wanted tokens of the prompt; None for a prompt from a file
     max_tokens: int
     cut_at: int | None = None
     cut_delay: float = 0.0
@@ -54,7 +57,7 @@ class RequestOptions:
     api: Api = "chat"
     input_len: TokenRange = DEFAULT_INPUT
     output_len: TokenRange = DEFAULT_OUTPUT
-    prompts: Sequence[Mapping[str, Any]] = ()  # of a file, in place of input_len
+    prompts: Sequence[Mapping[str, Any]] = ()  # from a file, instead of input_len
     n_shared: int = 0  # tokens with which all prompts begin
     seed: int = 0
     temperature: float | None = None
@@ -82,7 +85,7 @@ def requests(options: RequestOptions, n: int, maker: PromptMaker) -> Iterator[Lo
         cut_at, delay = _cut(options, most, draws)
         drawn = _drawn(draws) if options.has_random_params else {}
         if cut_at is not None:
-            drawn.pop("stop", None)  # which would end the answer before
+            drawn.pop("stop", None)  # it could end the answer earlier
         data = json.dumps(_common(options) | drawn | asked, ensure_ascii=False).encode()
         yield LoadRequest(data, n_input, most, cut_at, delay)
 
@@ -103,7 +106,7 @@ def _common(options: RequestOptions) -> dict[str, Any]:
 
 
 def _asked(options: RequestOptions, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of one prompt. Fields of a file that are not known here are sent as they are."""
+    """The fields of one prompt. Other fields of a file are sent as they are."""
     body = dict(row)
     if options.ignores_eos:  # llama.cpp's name and vLLM's
         body |= {"ignore_eos": True, "min_tokens": row["max_tokens"]}
@@ -120,9 +123,9 @@ def _drawn(draws: random.Random) -> dict[str, Any]:
 
 
 def _cut(options: RequestOptions, most: int, draws: random.Random) -> tuple[int | None, float]:
-    """(events after which a request is cut off, seconds after which where that is 0).
+    """(cut_at, cut_delay) of a request, see LoadRequest; most: tokens of its answer.
 
-    In the first half, because an answer may have fewer events than it has tokens.
+    It is cut off in the first half, because an answer may have fewer events than tokens.
     """
     if draws.random() >= options.abort_share:
         return None, 0.0

@@ -1,6 +1,6 @@
-"""A load test from its first look at the server to its figures.
+"""A whole load test: asks for the model's name, counts the tokens of words with the server's
+tokenizer, warms up, and measures.
 
-It asks for the model's name, measures words with the server's tokenizer, warms up, and measures.
 Nothing here prints a result or reads options.
 """
 
@@ -22,7 +22,7 @@ from .requests import RequestOptions, requests
 from .summary import Document
 from .words import PromptMaker, measured
 
-LOOK = 30.0  # seconds in which a server must answer a small question
+LOOK = 30.0  # seconds in which a server must answer a small request
 
 
 class TokenizerMissing(RuntimeError):
@@ -43,7 +43,9 @@ class LoadTest:
 
 
 def run(test: LoadTest) -> tuple[LoadRun, Document]:
-    """(what was measured, what is said about it). ValueError, OSError, RuntimeError before that."""
+    """(the records, the part of the document that describes the test). ValueError, OSError or
+    RuntimeError before the measurement.
+    """
     return clock.run(lambda stamp: _run(test, stamp))
 
 
@@ -92,7 +94,7 @@ async def first_model(pool: ConnectionPool) -> str:
 
 
 async def prompt_maker(pool: ConnectionPool, say: Callable[[str], None]) -> PromptMaker:
-    """A maker by the server's tokenizer; by words where it has none."""
+    """A maker that counts by the server's tokenizer; a word counts as a token if it has none."""
 
     async def count(text: str) -> int:
         try:
@@ -115,7 +117,7 @@ async def prompt_maker(pool: ConnectionPool, say: Callable[[str], None]) -> Prom
 async def ask(
     pool: ConnectionPool, method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The JSON object that answers a small request; OSError, RuntimeError for another answer."""
+    """The JSON object that answers a small request; OSError, or RuntimeError for another answer."""
     data = b"" if body is None else json.dumps(body).encode()
     try:
         status, answer = await asyncio.wait_for(pool.fetch(method, path, data), LOOK)
@@ -137,7 +139,7 @@ async def ask(
 
 
 def prompts_of(options: RequestOptions, maker: PromptMaker) -> str:
-    """What the prompts are, in words."""
+    """A description of the prompts, for the document."""
     if options.prompts:
         return f"{len(options.prompts)} of a file"
     how = "by the server's tokenizer" if maker.is_measured else "of a word each, an estimate"

@@ -1,4 +1,4 @@
-"""The figures of a load test: one document, with all samples if they are wanted.
+"""The figures of a load test as one document, with all samples on request.
 
 Percentiles are interpolated between the two nearest samples, as numpy does. Nothing here prints.
 """
@@ -16,7 +16,7 @@ from .record import CUT, OK, UNFINISHED, StreamRecord, answer_of
 
 KIND = "ggpy bench_serve"
 PERCENTS = (50, 90, 99)
-# Names of the distributions, in milliseconds, and what each is of.
+# Names of the distributions, which are in milliseconds, and their meanings.
 TIMES = {
     "ttft": "time to first token",
     "chunk": "between chunks",
@@ -56,7 +56,7 @@ def chunk_gaps(record: StreamRecord) -> Iterator[float]:
 
 
 def tokens_per_event(record: StreamRecord) -> float:
-    """Tokens of an event on average, by the server's usage; at least one."""
+    """Average tokens of an event, by the server's usage; at least one."""
     return max(1.0, record.n_tokens / record.n_events) if record.n_events else 1.0
 
 
@@ -72,9 +72,9 @@ def token_gaps(record: StreamRecord) -> Iterator[float]:
 
 
 def time_per_token(record: StreamRecord) -> float | None:
-    """Seconds a token after those of the first read; None where there is none.
+    """Seconds per token after the first one; None if there are fewer than two.
 
-    One token counts as the first, as in other clients.
+    The first read counts as one token, as in other clients.
     """
     if record.n_tokens < 2 or len(record.arrivals) < 2:
         return None
@@ -98,7 +98,7 @@ def samples_of(records: Sequence[StreamRecord]) -> dict[str, list[float]]:
 
 
 def summary(run: LoadRun, about: Mapping[str, Any], detailed: bool = False) -> Document:
-    """All figures, after what is said about the test; detailed: with each request and its times."""
+    """`about`, which describes the test, and all figures; detailed: with times of each request."""
     records = run.records
     found: Document = {"kind": KIND, **about}
     found |= _counts(run) | _tokens(records) | _rates(run)
@@ -160,8 +160,8 @@ def steady_rate(records: Sequence[StreamRecord], concurrency: int) -> Document:
     """Tokens a second while `concurrency` answers were being generated, and no prompt was read.
 
     An answer is being generated from its first to its last read with text. This is what
-    `ggpy bench --batch` measures without a server. steady_s is 0, and steady_ts None, where so
-    many answers never ran at the same time.
+    `ggpy bench --batch` measures without a server. If so many answers never ran at the same time,
+    steady_s is 0, and steady_ts None.
     """
     running = [r for r in records if len(r.arrivals) > 1]
     if not running:

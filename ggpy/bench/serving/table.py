@@ -11,8 +11,8 @@ from typing import Any
 from ...util.messages import one_line
 from .summary import PERCENTS, TIMES, Document
 
-BUSY = 0.8  # share of a core from which the client may delay what it measures
-LATE = 10.0  # ms by which its timers may be late in 99 % of cases
+BUSY = 0.8  # share of a core; above it the client may delay what it measures
+LATE = 10.0  # ms; the p99 of the timers' delay above which it is short of time
 BUSY_NOTE = "! the client was short of time, which is part of these times: give it a quiet core"
 
 
@@ -26,7 +26,7 @@ def lines(found: Document) -> Iterator[str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Iterator[str]:
-    """A Markdown table, whose first `left` columns are texts."""
+    """A Markdown table whose first `left` columns are aligned to the left."""
     widths = (max(len(row[i]) for row in (head, *rows)) for i in range(len(head)))
     columns = [(width, "<" if i < left else ">") for i, width in enumerate(widths)]
     for row in (head, None, *rows):
@@ -83,7 +83,7 @@ def _ms(value: float) -> str:
 
 
 def notes(found: Document) -> Iterator[str]:
-    """What the tables leave out: tokens, errors, the client itself."""
+    """The notes below the tables: tokens, errors, the client itself."""
     yield f"{found['model'] or 'no model named'} at {found['url']}, {found['endpoint']}"
     yield _prompts(found)
     yield from _outputs(found)

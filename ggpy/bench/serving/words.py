@@ -1,8 +1,8 @@
 """Prompts of a given number of tokens, made of common English words.
 
-How many tokens a word has is measured by the server's tokenizer (`/tokenize`, llama.cpp's), or
-else taken to be one. Words begin with a space, at which most tokenizers cut a text, so the tokens
-of words add up. Nothing here knows a server.
+The server's tokenizer (`/tokenize`, as in llama.cpp) counts the tokens of each word; without it, a
+word counts as one. Words begin with a space, at which most tokenizers cut a text, so the tokens of
+words add up. Nothing here knows a server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 
 Count = Callable[[str], Awaitable[int]]  # a text's tokens
-REPEATS = 9  # of a word in the text that is measured
+REPEATS = 9  # of a word in the text whose tokens are counted
 AT_A_TIME = 4  # texts; servers have few threads
 TEXT = """
 a about above across after again air all along also always among and animal answer any are area
@@ -38,7 +38,7 @@ class PromptMaker:
         self.sizes = dict(sizes) if sizes else dict.fromkeys(WORDS, 1)
 
     def text(self, n: int, draws: random.Random) -> str:
-        """A text of n tokens: of fewer only where no word is small enough to fill the rest."""
+        """A text of n tokens, or of fewer if no word is short enough to fill the rest."""
         found: list[str] = []
         words = list(self.sizes)
         while words := [word for word in words if self.sizes[word] <= n]:
@@ -50,13 +50,13 @@ class PromptMaker:
 
 
 async def measured(count: Count) -> PromptMaker:
-    """A maker whose words were counted by a tokenizer, a few at a time."""
+    """A maker with the tokens of each word, as `count` counts them, a few words at a time."""
     words, sizes = iter(WORDS), {}
 
     async def some() -> None:
         for word in words:
-            # What stands before the first word, or is added to a text, is less than half a token
-            # of each word.
+            # A token before the first word, or at the end of the text, adds less than half a token
+            # to each word.
             sizes[word] = max(1, round(await count(" ".join([word] * REPEATS)) / REPEATS))
 
     await asyncio.gather(*(some() for _ in range(AT_A_TIME)))

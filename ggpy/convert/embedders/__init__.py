@@ -1,1 +1,1 @@
-"""Checkpoints that are no models of text, but make embeddings or rank documents."""
+"""Checkpoints of models that make embeddings or rank documents instead of generating text."""

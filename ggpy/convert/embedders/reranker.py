@@ -1,7 +1,7 @@
-"""Rerankers that are saved as models of text: Qwen3-Reranker answers "yes" or "no".
+"""Rerankers that are saved as language models: Qwen3-Reranker answers "yes" or "no".
 
-Its classifier are the two rows of the output matrix that score these tokens. No setting of such a
-folder says what it is for: its name does, or its model card, or who converts it.
+Its classifier is the two rows of the output matrix that score these tokens. No setting of such a
+folder says that it is a reranker: its name or its model card does, or an option of the converter.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def is_reranker(folder: Folder, config: dict[str, Any]) -> bool:
 
 
 def answer_rows(tokens: Tokens, folder: Folder) -> Transform:
-    """The rows of the output matrix [V, D] that score "yes" and "no"."""
+    """The rows of the output matrix [V, D] that score "yes" and "no".
+
+    ConvertError if one of the words is not a token.
+    """
     missing = [text for text in (YES, NO) if text not in tokens.texts]
     if missing:
         raise ConvertError(

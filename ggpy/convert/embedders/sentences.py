@@ -1,9 +1,9 @@
-"""What a folder for sentence-transformers says beside the model: how the hidden states become one
-vector, and the matrices that this is multiplied with.
+"""The steps after the model in a folder for sentence-transformers: how hidden states are pooled to
+one vector, and the matrices that multiply this vector.
 
-modules.json lists the steps; each has a folder of its own. A step that cannot be said in a file is
-refused. What is written before texts of a task (config_sentence_transformers.json) stays out: files
-have no key for it. Knows no architecture.
+modules.json lists the steps; each has a folder of its own. A step that a GGUF file cannot express
+is refused. The prompts of tasks (config_sentence_transformers.json) are left out: GGUF has no key
+for them. Knows no architecture.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SentenceModules:
     """The steps after the model: settings below the architecture's name, and matrices."""
 
     metadata: Metadata
-    dense: dict[str, Gathered]  # by names of the file, each [rows, columns]
+    dense: dict[str, Gathered]  # by the names in the GGUF file, each [rows, columns]
 
     @property
     def is_embedder(self) -> bool:
@@ -42,9 +42,9 @@ class SentenceModules:
 
 
 def read_modules(folder: Folder, checkpoint: Checkpoint) -> SentenceModules:
-    """The steps of modules.json, none where it is missing; ConvertError for one that is unknown.
+    """The steps of modules.json, or none without this file; ConvertError for an unknown step.
 
-    The files of matrices are open as long as the checkpoint is.
+    The files of the matrices are closed with the checkpoint.
     """
     metadata: Metadata = {}
     dense: dict[str, Gathered] = {}
@@ -80,7 +80,7 @@ def _step_folder(folder: Folder, entry: dict[str, Any]) -> Folder:
 
 
 def _pooling(folder: Folder) -> int:
-    """gguf.PoolingType; ConvertError unless there is exactly one, which files can name."""
+    """gguf.PoolingType; ConvertError unless exactly one mode is chosen and GGUF has it."""
     config = folder.required(CONFIG)
     mode = config.get(MODE)
     modes = [mode] if mode is not None else [

@@ -1,11 +1,11 @@
-"""The matrices of all experts as one tensor of three axes, whichever way a checkpoint has them.
+"""The matrices of all experts as one tensor of three axes, however a checkpoint stores them.
 
-Released checkpoints have a tensor for each expert, X.experts.3.gate_proj.weight. Others have one
-for all, X.experts.gate_up_proj [X, 2 N, K], with the rows of gate before those of up. Llama 4,
-gpt-oss and Qwen3-VL exchange the last two axes; of gpt-oss the rows take turns, or codes and scales
-of MXFP4 are two tensors. All become X.experts.gate_proj.weight, .up_proj.weight and
-.down_proj.weight; where the files of an architecture have gate and up in one tensor,
-X.experts.gate_up_proj.weight stays whole. Granite has names of its own for the two tensors.
+Most released checkpoints have a tensor for each expert, *.experts.3.gate_proj.weight. Others have
+one for all experts, *.experts.gate_up_proj [X, 2 N, K], with the rows of gate before those of up.
+Llama 4, gpt-oss and Qwen3-VL exchange the last two axes. gpt-oss interleaves the rows of gate and
+up, and may store MXFP4 as two tensors, codes and scales. All become *.experts.gate_proj.weight,
+.up_proj.weight and .down_proj.weight; where the GGUF files of an architecture have gate and up in
+one tensor, *.experts.gate_up_proj.weight stays whole. Granite has other names for the two tensors.
 
 Letters: X experts, N rows of a matrix, K columns.
 """
@@ -26,7 +26,7 @@ from .tensors import Cut, Microscaled, PackedStack, SingleRow, Stacked
 APART = re.compile(r"(.*\.experts)\.(\d{1,5})\.(.*)")
 TOGETHER = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(\.weight|_bias|_blocks|)")
 SINGLE_ROWS = (".shared_expert_gate.weight", ".moe_statics.e_score_correction_bias")
-USUAL_NAMES = {  # of Granite's
+USUAL_NAMES = {  # endings of Granite's names -> the usual endings
     "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj.weight",
     "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj.weight",
 }
@@ -41,8 +41,10 @@ Found = dict[str, Gathered]
 def gathered(
     tensors: Mapping[str, Stored], transposed: bool, interleaved: bool, together: bool = False
 ) -> Found:
-    """The tensors by name, with one for the same matrices of all experts; ConvertError if an expert
-    is missing. transposed, interleaved: see the top. together: gate and up stay in one tensor.
+    """The tensors by name; the same matrix of all experts is one tensor [X, N, K].
+
+    transposed: the checkpoint exchanges the last two axes. interleaved: its rows of gate and up
+    take turns. together: gate and up stay in one tensor. ConvertError if an expert is missing.
     """
     found: Found = {}
     apart: dict[str, dict[int, Stored]] = {}
@@ -74,7 +76,10 @@ def _taken_apart(
     interleaved: bool,
     whole: bool,
 ) -> Found:
-    """The parts of one tensor of all experts, or all of it."""
+    """gate_proj, up_proj or down_proj out of one tensor of all experts, or gate_up_proj if `whole`.
+
+    ConvertError for an unexpected number of axes, or an odd number of rows of gate and up.
+    """
     stem, kind, ending = match[1], match[2], match[3]
     scales = None
     if ending == "_blocks":
@@ -98,7 +103,8 @@ def _taken_apart(
 
 def _in_usual_order(stem: str, ending: str, tensors: Mapping[str, Stored]) -> bool:
     """Whether gate_up_proj [X, 2 N, K] and down_proj [X, K, N] fit together as they are, and not
-    with their last two axes exchanged: transformers 5 saves them so, whatever releases have.
+    with their last two axes exchanged: transformers 5 saves them in this order, even where the
+    released checkpoint has the other one.
     """
     pair = [tensors.get(f"{stem}.{kind}{ending}") for kind in ("gate_up_proj", "down_proj")]
     if any(x is None or len(x.shape) != 3 for x in pair):
@@ -110,7 +116,7 @@ def _in_usual_order(stem: str, ending: str, tensors: Mapping[str, Stored]) -> bo
 def with_gate_up(
     shapes: Mapping[str, tuple[int, ...]], names: Iterable[str]
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of a file's tensors; gate and up are one where `names` have one of both."""
+    """`shapes`, with gate and up merged to one tensor in the layers where `names` has it so."""
     found = dict(shapes)
     for stem in (name.removesuffix(GATE_UP) for name in names if name.endswith(GATE_UP)):
         if stem + GATE in found and stem + UP in found:
@@ -120,7 +126,7 @@ def with_gate_up(
 
 
 def _parts(kind: str, m: int, interleaved: bool) -> dict[str, slice]:
-    """Which of m rows belong to which matrix."""
+    """The rows of each matrix in a tensor of m rows."""
     if kind == "down_proj":
         return {kind: ALL}
     if interleaved:
@@ -129,19 +135,21 @@ def _parts(kind: str, m: int, interleaved: bool) -> dict[str, slice]:
 
 
 def _scales_of(codes: Weights, scales: Stored | None) -> Weights:
-    """The scales of MXFP4 codes; ConvertError unless both are what they should be."""
+    """`scales` of MXFP4 codes, after a check; ConvertError unless both are U8 and shapes match."""
     good = isinstance(scales, Weights) and {codes.dtype, scales.dtype} == {"U8"}
     if not good or (*scales.shape, QK_MXFP4 // 2) != codes.shape:  # type: ignore[union-attr]
         raise ConvertError(
             f"{codes.shard.path}: tensor {shown(codes.name)}, {codes.dtype} {codes.shape}, has no"
-            " scales that fit to it"
+            " scales that fit it"
         )
     assert isinstance(scales, Weights)
     return scales
 
 
 def _stacked(name: str, parts: Mapping[int, Stored]) -> Stacked:
-    """One tensor of several, which are of the experts 0, 1, .."""
+    """One tensor [X, N, K] of the experts' tensors [N, K]; ConvertError if an expert is missing or
+    shapes differ.
+    """
     first = next(iter(parts.values()))
     missing = next((i for i in range(len(parts)) if i not in parts), None)
     if missing is not None:

@@ -1,9 +1,10 @@
-"""What a checkpoint's tensors of experts become: rows of all experts, one expert after the other.
+"""Tensors of experts [X, N, K], made of a checkpoint's tensors: the rows of one expert after those
+of the other.
 
 Each class has the interface of weights.Weights: a name, a shape, a format, and `rows`. Knows no
 name of a tensor.
 
-Letters: X experts, N rows of a matrix, K columns, M rows of a tensor that is taken apart.
+Letters: X experts, N rows of a matrix, K columns, M rows of a tensor that is split into parts.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Stacked:
 
     @property
     def format(self) -> Format:
-        """The format that `rows` are in: that of all, or F32 if they differ."""
+        """The format that `rows` are in: that of all parts, or F32 if their formats differ."""
         formats = {part.format.name for part in self.parts}
         return by_name(formats.pop() if len(formats) == 1 else "F32")
 
@@ -69,7 +70,7 @@ class Stacked:
 
 @dataclass(frozen=True, eq=False)
 class PackedStack(Stacked):
-    """w[X, N, K] of X matrices of 4-bit codes, which are blocks of one format."""
+    """w[X, N, K] of X matrices of 4-bit codes, all of which become blocks of one format."""
 
     parts: tuple[Packed, ...]
 
@@ -80,7 +81,7 @@ class PackedStack(Stacked):
 
 
 class _OfWhole:
-    """What a part has of the tensor `whole`."""
+    """The properties that a part inherits from the tensor `whole`."""
 
     whole: Weights
     kept = None
@@ -151,7 +152,8 @@ class SingleRow(_OfWhole):
 class Microscaled:
     """w[X, N, K] of codes[X, M, K / 32, 16] and exponents[X, M, K / 32], as blocks of MXFP4.
 
-    A byte of codes has two neighbours, in a block those that are 16 apart. No number is rounded.
+    A byte of a checkpoint has two neighbouring codes; a byte of block_mxfp4 has two codes that are
+    16 apart. No number is rounded.
     """
 
     name: str
@@ -179,7 +181,7 @@ class Microscaled:
 
     @property
     def kept(self) -> Microscaled:
-        """The rows that a file can have without rounding: these."""
+        """What a file can have without rounding: this tensor."""
         return self
 
     def rows(self, start: int, stop: int, order: NDArray[np.intp] | None = None) -> U8:
@@ -198,14 +200,14 @@ class Microscaled:
             raise ConvertError(f"{self.shard.path}: tensor {name} has a scale that is NaN")
         blocks = np.empty(exponents.shape, block_mxfp4)
         blocks["e"] = exponents
-        halves = codes.reshape(*codes.shape[:-1], 2, 8)  # of a block: bytes of 16 neighbours each
+        halves = codes.reshape(*codes.shape[:-1], 2, 8)  # of a block: 16 codes each
         pairs = np.stack([halves & 15, halves >> 4], axis=-1).reshape(*codes.shape[:-1], 2, 16)
         blocks["qs"] = pairs[..., 0, :] | pairs[..., 1, :] << 4
         return blocks.view(np.uint8).reshape(len(blocks), -1)
 
 
 def _pieces(start: int, stop: int, n_rows: int) -> Iterator[tuple[int, int, int]]:
-    """(expert, first row, last row) of rows start:stop of matrices that have n_rows each."""
+    """Rows start:stop of matrices of n_rows each, as (expert, first row, row after the last)."""
     while start < stop:
         expert, first = divmod(start, n_rows)
         last = min(n_rows, first + stop - start)
@@ -215,7 +217,7 @@ def _pieces(start: int, stop: int, n_rows: int) -> Iterator[tuple[int, int, int]
 
 @lru_cache(maxsize=2)
 def _expert(shard: Shard, name: str, expert: int) -> NDArray[Any]:
-    """One expert's part of a tensor; codes and exponents are read in turn."""
+    """One expert's part of a tensor. Two are cached, since codes and exponents are read in turn."""
     return shard.read(name, expert, expert + 1)[0]
 
 

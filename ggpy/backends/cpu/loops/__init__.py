@@ -1,4 +1,4 @@
-"""What numba compiles: kernels, the loops of the pool's threads, and the vectors in them.
+"""The functions that numba compiles: kernels, the loops of the pool's threads, and their vectors.
 
 A function is found by the name of its machine code. Importing this folder imports numba, so it is
 imported when something must be compiled, and not when all machine code is on disk.
@@ -24,8 +24,8 @@ EXPANDS = {
 
 
 def function(name: str) -> Any:
-    """The njit function: of a format and its activations for "dot FORMAT q8", of a format for
-    "expand FORMAT"; of one of the modules for another name.
+    """The njit function of this name: "dot FORMAT ACTIVATIONS" and "expand FORMAT" are made for the
+    format, any other is a function of one of MODULES.
     """
     kind, _, rest = name.partition(" ")
     if kind == "dot":

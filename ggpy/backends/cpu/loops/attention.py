@@ -1,9 +1,9 @@
-"""Attention over pages of keys and values, and their writing, as kernels of the pool.
+"""Attention over the pages of a KV cache, as kernels of the pool.
 
-Softmax is taken as pages come (flash attention), so memory does not grow with the context. A single
-token reads keys once for the query heads that share them; of a prompt 16 tokens are the lanes of
-vectors, and scores and values are GEMMs of the tile in gemm.py. `expand` of the cache's type turns
-a position's head into float32. Nothing here knows sequences but by the pages of a token.
+The softmax is computed page by page (flash attention), so memory does not grow with the context. A
+single token reads keys once for all query heads that share them. In prefill, 16 tokens are the
+lanes of vectors, and scores and values are GEMMs with the tile of gemm.py. `expand` of the cache's
+type turns a head of a position into float32. Nothing here knows sequences, only pages of tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ F32 = types.float32
 load_i64, load_i32, load_f32, store = simd.load_i64, simd.load_i32, simd.load_f32, simd.store
 f32_of, load16, splat = simd.f32_of, simd.load("f32", 16), simd.splat
 mul, add, sub, div, fma, exp = simd.mul, simd.add, simd.sub, simd.div, simd.fma, simd.exp
-LOWEST = simd.f32_bits(-3.0e38)  # of a running maximum: a difference of two is no NaN
+LOWEST = simd.f32_bits(-3.0e38)  # where a running maximum starts: unlike -inf, LOWEST - LOWEST is 0
 
 score_tile, value_tile = tile(ROWS, 1, HEAD_PITCH), tile(ROWS, 1, 4)
 
@@ -27,7 +27,7 @@ score_tile, value_tile = tile(ROWS, 1, HEAD_PITCH), tile(ROWS, 1, 4)
 (
     Q,  # f32 [T, H, E]
     SINCE,  # int64 [T]: the first position that a token sees
-    UNTIL,  # int64 [T]: and the last one
+    UNTIL,  # int64 [T]: the last position that a token sees
     TABLES,  # int64 [T]: the address of the token's page table, int32
     H,
     G,
@@ -36,7 +36,7 @@ score_tile, value_tile = tile(ROWS, 1, HEAD_PITCH), tile(ROWS, 1, 4)
     SCALE,
     CAP,
     SINKS,  # f32 [H], or 0
-    K_PAGES,  # address of the layer's first page; its bytes of a page, a position, a head; expand
+    K_PAGES,  # address of the layer's first page; bytes of a page, a position, a head; expand
     K_PAGE,
     K_POSITION,
     K_HEAD,
@@ -82,7 +82,7 @@ def add_row(acc, x, n, factor):
 
 @njit
 def attend_token(arguments, begin, end, out, scratch):
-    """An item is a token and a key head: out[share, Ev]."""
+    """An item is a token and a KV head: out[share, Ev], share = H / G."""
     h, g = argument(arguments, H), argument(arguments, G)
     e, ev = argument(arguments, E), argument(arguments, EV)
     share = h // g
@@ -119,7 +119,7 @@ def attend_token(arguments, begin, end, out, scratch):
 
 @njit
 def start_state(arguments, head, state):
-    """Nothing seen yet, but a sink."""
+    """The state (largest score, sum of weights) before the first page: of a sink, or empty."""
     sinks = argument(arguments, SINKS)
     if sinks != 0:
         store(state, load_f32(sinks + 4 * head))
@@ -147,7 +147,7 @@ def score_page(arguments, q, keys, skipped, n, scores):
 
 @njit
 def take_page(scores, values, skipped, n, ev, state, acc):
-    """Add a page's values by the softmax of its scores."""
+    """Adds a page's values to acc, weighted by the softmax of its scores, and updates the state."""
     a, b = load16(scores), load16(scores + 64)
     c, d = load16(scores + 128), load16(scores + 192)
     top = simd.greatest(simd.larger(simd.larger(a, b), simd.larger(c, d)))
@@ -174,8 +174,8 @@ first_lane = simd.first
 
 @njit
 def attend_block(arguments, begin, end, out, scratch):
-    """An item is a block of up to 16 tokens of a sequence and a key head; writes into [T, H, Ev] at
-    the address in the first number after the arguments.
+    """An item is a block of up to 16 tokens of a sequence and a KV head. It writes to [T, H, Ev],
+    whose address is the argument after BLOCKS.
     """
     h, g = argument(arguments, H), argument(arguments, G)
     e, ev = argument(arguments, E), argument(arguments, EV)
@@ -228,7 +228,7 @@ def start_block(arguments, first, count, low):
 
 @njit
 def load_queries(arguments, first, count, head, to):
-    """to[E, 16] of a head of up to 16 tokens."""
+    """Transposes a head of up to 16 tokens to to[E, 16]."""
     h, e = argument(arguments, H), argument(arguments, E)
     for lane in range(16):
         q = argument(arguments, Q) + 4 * e * ((first + min(lane, count - 1)) * h + head)
@@ -238,7 +238,9 @@ def load_queries(arguments, first, count, head, to):
 
 @njit
 def lane_scores(arguments, keys, queries, start, n, low, scores):
-    """scores[n, 16] of positions start..start + n."""
+    """scores[n, 16] of positions start..start + n for 16 tokens; minus infinity where a token does
+    not see a position.
+    """
     e, scale = argument(arguments, E), splat(f32_of(argument(arguments, SCALE)))
     cap = f32_of(argument(arguments, CAP))
     since, until = load16(low), load16(low + 64)
@@ -253,7 +255,7 @@ def lane_scores(arguments, keys, queries, start, n, low, scores):
 
 @njit
 def take_lanes(scores, values, skipped, n, ev, state, acc):
-    """Add a page's values by the softmax of its scores, for 16 tokens."""
+    """`take_page` for 16 tokens."""
     before = load16(state)
     top = before
     for j in range(skipped, n):

@@ -1,7 +1,7 @@
-"""The loops of the pool's threads: taking chunks of a job, computing them, waiting for them.
+"""The loops of the pool's threads: they take chunks of a job, compute them and wait for them.
 
-What pool.py says of chunks and threads is done here, on numbers in memory whose places are in
-sizes.py. Nothing here knows what kernels compute.
+pool.py describes chunks and threads; sizes.py has the places of the numbers in shared memory.
+Nothing here knows what kernels compute.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from ..sizes import (
 from . import simd
 from .simd import atomics
 
-PATIENCE = 400  # looks at a chunk of another thread before it is computed again
-POLITE = 2048  # looks for a job before a thread that waits for its core gets it
-GRACE = 20000  # looks for a job after a step before a worker sleeps
+PATIENCE = 400  # polls for chunks of other threads before thread 0 computes them again
+POLITE = 2048  # polls for a job before a worker yields its core to other threads
+GRACE = 20000  # polls for a job after a step before a worker sleeps
 WAITING, TAKEN, COMPLETE = 0, 1, 2  # states of a chunk, added to 4 * epoch
 
 let_others_run = types.ExternalFunction("sched_yield", types.int32())
@@ -46,13 +46,13 @@ load, store, at = simd.load_i64, simd.store, atomics
 
 @njit
 def line(pool, thread):
-    """Where the words of a thread are."""
+    """The address of a thread's line of words."""
     return pool + 8 * (THREADS + LINE * thread)
 
 
 @njit
 def execute_chunk(pool, job, chunk, epoch, thread):
-    """Compute a chunk in the thread's memory, and copy it if nobody else did."""
+    """Computes a chunk in the thread's memory, and copies it unless another thread did."""
     grain, width = load(job + 8 * GRAIN), load(job + 8 * WIDTH)
     function, out = load(job + 8 * FUNCTION), load(job + 8 * OUT)
     arguments = job + 8 * ARGUMENTS
@@ -76,7 +76,7 @@ def execute_chunk(pool, job, chunk, epoch, thread):
 
 @njit
 def take_chunks(pool, thread):
-    """Compute chunks of the job while there are any: those of the thread's part first."""
+    """Computes chunks of the job while there are any, those of the thread's own part first."""
     n_threads = load(pool + 8 * N_THREADS)
     for i in range(n_threads):
         owner = line(pool, (thread + i) % n_threads)
@@ -93,7 +93,7 @@ def take_chunks(pool, thread):
 
 @njit
 def run_job(pool, job):
-    """All items of a job; the caller is thread 0."""
+    """Computes all items of a job; the caller is thread 0."""
     n_threads = load(pool + 8 * N_THREADS)
     items, grain = load(job + 8 * N_ITEMS), load(job + 8 * GRAIN)
     chunks = (items + grain - 1) // grain
@@ -125,7 +125,7 @@ def run_job(pool, job):
 
 @njit
 def compute_again(pool, job, chunks, epoch):
-    """The chunks that others have taken and not completed."""
+    """Computes the chunks that other threads have taken and not completed."""
     if load(job + 8 * WIDTH) != 0:
         for chunk in range(chunks):
             if at.got(pool + 8 * (STATES + chunk)) == 4 * epoch:
@@ -134,14 +134,14 @@ def compute_again(pool, job, chunks, epoch):
 
 @njit
 def run_jobs(pool, jobs, n):
-    """n jobs, one after the other; addresses."""
+    """Runs n jobs one after the other. pool, jobs: addresses."""
     for i in range(n):
         run_job(pool, jobs + 8 * JOB * i)
 
 
 @njit
 def work(pool, thread):
-    """A worker, until no step is being computed."""
+    """The loop of a worker; it returns when no step has been computed for a while."""
     mine = line(pool, thread)
     looks = idle = 0
     while looks < GRACE:

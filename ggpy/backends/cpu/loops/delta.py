@@ -1,9 +1,10 @@
 """The gated delta net between its products, as kernels of the pool: the convolution and the rule.
 
-Formulas are those of backends/numpy/delta.py, token by token. Of a head's matrix an item has 32
-columns, which stay in the first cache while tokens pass: each token reads and writes them once, and
-takes what the next one reads on the way. A run is the tokens of a sequence; it takes its state from
-one page and leaves it in another. Nothing here knows sequences but by their runs and pages.
+Formulas are those of backends/numpy/delta.py, token by token. An item has 32 columns of a head's
+state matrix, which stay in the L1 cache for all tokens: each token reads and writes them once, and
+this pass also computes the products that the next token needs. A run is the tokens of a sequence;
+it reads its state from one page and writes it to another. Nothing here knows sequences, only runs
+and pages.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ load_i64, load_f32, store, f32_of = simd.load_i64, simd.load_f32, simd.store, si
 load16, splat, zeros = simd.load("f32", 16), simd.splat, simd.zeros
 fma, mul, add, sub, div, exp = simd.fma, simd.mul, simd.add, simd.sub, simd.div, simd.exp
 ONE, TWO, EPS = (simd.f32_bits(x) for x in (1.0, 2.0, float(UNIT_EPS)))
-# Of log(1 + y) = 2 artanh(z), z = y / (2 + y), by powers of z^2: enough for y up to 1
+# Terms of log(1 + y) = 2 artanh(z), z = y / (2 + y), by powers of z^2: enough for y up to 1
 LOG_TERMS = [simd.f32_bits(2 / n) for n in (13, 11, 9, 7, 5, 3, 1)]
 L13, L11, L9, L7, L5, L3, L1 = LOG_TERMS
 NO_PAGE, prefetch = NO_STATE, simd.prefetch(3)
-AHEAD = 3  # tokens whose q, k and v are asked for
+AHEAD = 3  # tokens: q, k and v are prefetched so far ahead
 
 
 # The convolution
@@ -33,21 +34,21 @@ AHEAD = 3  # tokens whose q, k and v are asked for
 
 @njit
 def copy_row(source, to, n):
-    """n numbers, a multiple of 16."""
+    """Copies n numbers, a multiple of 16."""
     for i in range(0, 4 * n, 64):
         store(to + i, load16(source + i))
 
 
 @njit
 def ask_for(row, n):
-    """Memory of n numbers, which the processor would guess too late: tokens are far apart."""
+    """Prefetches n numbers; the processor's own prefetcher is too late, as tokens are far apart."""
     for i in range(0, 4 * n, 64):
         prefetch(row + i)
 
 
 @njit
 def seen_row(history, before, at, pitch, size, i):
-    """Where row i is of what is seen: `before` rows of the state, then those of tokens."""
+    """The address of row i of the convolution's input: `before` rows of the state, then tokens."""
     return history + 4 * size * i if i < before else at + (i - before) * pitch
 
 
@@ -66,7 +67,7 @@ def convolve_row(history, at, pitch, size, taps, weights, t):
 
 @njit
 def make_unit(row, size, is_query):
-    """A head of length 1; of a query over sqrt(S)."""
+    """Scales a head to length 1, or to 1 / sqrt(S) if it is a query."""
     length = (sum_of_squares(row, size, F32(0)) + f32_of(EPS)) ** F32(0.5)
     factor = F32(1) / F32(length)
     if is_query:
@@ -174,7 +175,7 @@ def pass_32(source, source_step, to, to_step, n, decay, k, change, next_k, next_
 
 @njit
 def pass_16(source, source_step, to, to_step, n, decay, k, change, next_k, next_q, sums):
-    """The same of 16 columns; the second sums are 128 bytes after the first."""
+    """`pass_32` for 16 columns; the second sums are 128 bytes after the first."""
     wide, c = splat(decay), load16(change)
     r0, p0 = zeros(), zeros()
     for i in range(n):
@@ -220,7 +221,7 @@ def recur(arguments, begin, end, out, scratch):
 
 @njit
 def of_run(arguments, run, head, key, column, width, scratch):
-    """All tokens of a run through columns of a head's matrix; column: bytes before the first."""
+    """All tokens of a run for some columns of a head's matrix. column: bytes before the first."""
     pitch, size = 4 * load_i64(arguments + 8), load_i64(arguments + 16)
     n_k, n_v = load_i64(arguments + 24), load_i64(arguments + 32)
     runs, pages = load_i64(arguments + 80) + 16 * run, load_i64(arguments + 88) + 16 * run
@@ -239,7 +240,7 @@ def of_run(arguments, run, head, key, column, width, scratch):
     store(change, zeros())
     store(change + 64, zeros())
     decay = F32(1)
-    for t in range(-1, count):  # at first nothing but what token 0 reads
+    for t in range(-1, count):  # t = -1 only computes the products for token 0
         if t >= 0:
             if t % 16 == 0:
                 load_gates(arguments, first + t, head, count - t, gates)

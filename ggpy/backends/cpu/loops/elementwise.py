@@ -1,7 +1,7 @@
-"""What stands between the products of a layer: norms, RoPE, activations, sums, on rows in float32.
+"""The kernels between the products of a layer: norms, RoPE, activations, sums, on float32 rows.
 
-Kernels of the pool (see products.py); a number in float32 among the arguments is passed as its
-bits. Formulas are those of backends/numpy/functions.py. Nothing here knows pages or formats.
+Kernels of the pool (see products.py); a float32 number among the arguments is passed as its bits.
+Formulas are those of backends/numpy/functions.py. Nothing here knows pages or formats.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def swiglu_oai(gate, up):
 
 @njit
 def activated(kind, gate, up):
-    """activation(gate) * up, or what gpt-oss has; kind: of sizes.ACTIVATIONS."""
+    """activation(gate) * up, or gpt-oss's swiglu_oai; kind: of sizes.ACTIVATIONS."""
     if kind == 0:
         return mul(silu(gate), up)
     if kind == 1:
@@ -150,8 +150,8 @@ def activated(kind, gate, up):
 
 @njit
 def gated(arguments, begin, end, out, scratch):
-    """Arguments: gate, up, the number of the activation. An item is 16 numbers; memory is there for
-    whole items.
+    """Arguments: gate, up, the id of the activation. An item is 16 numbers; all three arrays have
+    memory for whole items.
     """
     gate, up, kind = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)
     for i in range(begin, end):
@@ -161,7 +161,7 @@ def gated(arguments, begin, end, out, scratch):
 
 @njit
 def gate_inputs(arguments, begin, end, out, scratch):
-    """Arguments: gate, numbers of a row, inputs, bytes between rows of these, the number of the
+    """Arguments: gate, numbers of a row, inputs, bytes between rows of these, the id of the
     activation. An item is a row.
     """
     gate, n, inputs = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)

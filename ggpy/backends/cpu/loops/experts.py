@@ -1,9 +1,9 @@
-"""What a mixture of experts does between its products, as kernels of the pool (see products.py).
+"""Routing, pairs and sums of a mixture of experts, as kernels of the pool (see products.py).
 
-A pair is a token and one of its J experts; pair t * J + j is the j-th choice of token t. Where
-there are many, columns of an expert's GEMM are pairs: blocks of up to V vectors of 16 lanes, of
-which each lane is a pair or nothing. Formulas are those of backends/numpy/moe.py. Nothing here
-knows formats.
+A pair is a token and one of its J experts; pair t * J + j is the j-th choice of token t. With many
+pairs, they are the columns of an expert's GEMM: blocks of up to V vectors of 16 lanes, in which
+each lane is a pair or empty. Formulas are those of backends/numpy/moe.py. Nothing here knows
+formats.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEAST_SUM = simd.f32_bits(2.0**-14)  # as experts.LEAST_SUM
 
 @njit
 def softmax(x, n):
-    """The softmax of n numbers, in place. -infinity follows them, up to a multiple of 16."""
+    """The softmax of n numbers, in place; -infinity must follow them up to a multiple of 16."""
     largest = f32_of(LOWEST)
     for i in range(n):
         largest = max(largest, load_f32(x + 4 * i))
@@ -41,7 +41,7 @@ def softmax(x, n):
 
 @njit
 def sigmoids(x, n):
-    """1 / (1 + exp(-x)) of n numbers and of what follows them up to a multiple of 16, in place."""
+    """1 / (1 + exp(-x)) of n numbers, rounded up to 16, in place."""
     one = splat(f32_of(ONE))
     for i in range((n + 15) // 16):
         store(x + 64 * i, div(one, add(one, exp(sub(simd.zeros(), load16(x + 64 * i))))))
@@ -58,7 +58,9 @@ def scored(x, n, score):
 
 @njit
 def best_of(x, begin, end, fallback):
-    """Where the largest of x[begin..end] is, the first of equal ones."""
+    """The index of the largest of x[begin..end], the first of equal ones; `fallback` if all are
+    -infinity or NaN.
+    """
     best, largest = fallback, f32_of(LOWEST)
     for i in range(begin, end):
         if load_f32(x + 4 * i) > largest:
@@ -68,7 +70,9 @@ def best_of(x, begin, end, fallback):
 
 @njit
 def leave_groups(choice, n, n_group, n_used, sums):
-    """-infinity in the groups of choice[n] but the n_used whose two best have the largest sum."""
+    """Writes -infinity to choice[n], except in the n_used groups with the largest sums of their two
+    best.
+    """
     size = n // n_group
     for g in range(n_group):
         first = best_of(choice, g * size, g * size + size, g * size)
@@ -87,7 +91,7 @@ def leave_groups(choice, n, n_group, n_used, sums):
 
 @njit
 def copied(source, n, out):
-    """n numbers, and -infinity up to a multiple of 16."""
+    """Copies n numbers, and writes -infinity up to a multiple of 16."""
     for i in range(n):
         store(out + 4 * i, load_f32(source + 4 * i))
     for i in range(n, (n + 15) // 16 * 16):
@@ -96,8 +100,8 @@ def copied(source, n, out):
 
 @njit
 def route(arguments, begin, end, out, scratch):
-    """Arguments: logits, X, J, a number of sizes.SCORES, biases of the choice or 0, 1 to normalise,
-    the scale, groups, how many of them, ids i32, weights f32. An item is a token.
+    """Arguments: logits, X, J, an id of sizes.SCORES, biases of the choice or 0, 1 to normalise,
+    the scale, groups, groups that are used, ids i32, weights f32. An item is a token.
     """
     logits, n, used = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)
     score, bias = load_i64(arguments + 24), load_i64(arguments + 32)
@@ -123,7 +127,7 @@ def route(arguments, begin, end, out, scratch):
 
 @njit
 def choose(scores, choice, n, used, ids, chosen):
-    """ids of the largest of choice[n], and their scores."""
+    """Writes the ids of the `used` largest of choice[n], and their scores."""
     copied(scores, 0, chosen)
     for j in range(used):
         best = best_of(choice, 0, n, j)
@@ -136,7 +140,7 @@ def choose(scores, choice, n, used, ids, chosen):
 
 @njit
 def weigh(chosen, used, arguments, weights):
-    """Scores of the chosen experts as weights."""
+    """Writes the weights of the chosen experts, from their scores. arguments: of `route`."""
     factor, whole = f32_of(load_i64(arguments + 48)), F32(0)
     for j in range(used):
         whole += load_f32(chosen + 4 * j)
@@ -217,7 +221,7 @@ def combine(arguments, begin, end, out, scratch):
 
 @njit
 def add_scaled(out, y, factor, n):
-    """out += y * factor, n numbers, the product rounded."""
+    """out += y * factor for n numbers; the product is rounded before it is added."""
     wide = splat(factor)
     for i in range(n // 16):
         store(out + 64 * i, add(load16(out + 64 * i), mul(load16(y + 64 * i), wide)))
@@ -279,8 +283,8 @@ def multiply_blocks(arguments, begin, end, out, scratch):
 
 @njit
 def gated_blocks(arguments, begin, end, out, scratch):
-    """Arguments: gate, up, rows of a block in both, V, F, the number of the activation, biases of
-    the gate and of the rows beside it or 0, blocks. An item is a vector: out[F][16].
+    """Arguments: gate, up, rows of a block in both, V, F, the id of the activation, biases of gate
+    and up or 0, blocks. An item is a vector: out[F][16].
     """
     gate, up, rows = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)
     width, n, kind = load_i64(arguments + 24), load_i64(arguments + 32), load_i64(arguments + 40)

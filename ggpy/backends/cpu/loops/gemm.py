@@ -1,8 +1,8 @@
 """The GEMM of many columns in float32: a tile of it in registers, and kernels around the tile.
 
 out[row, column] = sum_k w[row, k] x[column, k]. Columns are the lanes of vectors: `pack_columns`
-writes them as [columns / 16][K][16]. A panel of rows is dequantised, 256 weights of each at a time,
-into the second cache, and multiplied with all columns before the next 256. Every sum runs over k
+writes them as [columns / 16][K][16]. A panel of rows is dequantised into the L2 cache, 256 weights
+of each row at a time, and multiplied with all columns before the next 256. Every sum runs over k
 from the first to the last in blocks of 256, whatever the panel, so its bits never depend on
 threads. Nothing here knows formats: a function `expand` is called by its address.
 """
@@ -24,7 +24,7 @@ VECTOR = ir.VectorType(ir.FloatType(), 16)
 
 
 def tile(rows: int, vectors: int, row_step: int) -> Any:
-    """tile(a, k_step, b0, b1, n, c, pitch, fresh): c[r, lane] += sum_k a[r, k] b[k, lane] of n k.
+    """tile(a, k_step, b0, b1, n, c, pitch, fresh): c[r, lane] += sum_k a[r, k] b[k, lane], k < n.
 
     a[r, k] is at a + r * row_step + k * k_step bytes, b0 and b1 are [n][16] f32, c's rows are
     `pitch` bytes apart, its second vector 64 bytes after the first; fresh: c starts from 0.
@@ -53,7 +53,7 @@ def _emit_tile(builder: Any, values: Any, rows: int, vectors: int, row_step: int
     starts = []
     for address in addresses:
         pointer = builder.inttoptr(address, VECTOR.as_pointer())
-        # Of what is not initialised nothing but a number is taken.
+        # c may be uninitialised if it is fresh: select discards what is loaded then.
         there = builder.load(pointer, align=1)
         starts.append(builder.select(is_fresh, ir.Constant(VECTOR, None), there))
     before, loop, after = builder.block, *(builder.append_basic_block() for _ in range(2))
@@ -159,7 +159,7 @@ def pack_columns(arguments, begin, end, out, scratch):
 
 @njit
 def unpack_columns(arguments, begin, end, out, scratch):
-    """Arguments: y[row, column], bytes of a row, rows. An item is 16 columns, there or not:
+    """Arguments: y[row, column], bytes of a row, rows. An item is 16 columns, used or not:
     out[column, row]; 64 bytes after the last row may be read.
     """
     y, pitch, rows = load_i64(arguments), load_i64(arguments + 8), load_i64(arguments + 16)
@@ -174,8 +174,8 @@ def unpack_columns(arguments, begin, end, out, scratch):
 
 @njit
 def multiply_few(arguments, begin, end, out, scratch):
-    """Arguments: w's rows, bytes of one, K, columns, bytes of one, data in f32, expand, N, ids,
-    pairs of a column. Items are those of products.rows_of_bytes.
+    """Arguments: w's rows, bytes of one, K, columns, bytes of one, their data in f32, expand, N,
+    ids or 0, pairs that share a column. Items are those of products.rows_of_bytes.
     """
     row_bytes, k = load_i64(arguments + 8), load_i64(arguments + 16)
     columns, pitch = load_i64(arguments + 24), load_i64(arguments + 32)

@@ -1,6 +1,8 @@
-"""Keys and values to their pages, as kernels of the pool: what numpy/kv_pages.py defines, in bytes.
+"""Kernels of the pool that write keys and values to their pages, with the bytes that
+numpy/kv_pages.py defines.
 
-Types are f32, f16, and q8_0, whose keys and queries are spread before. Nothing here knows layers.
+Types are f32, f16 and q8_0. With q8_0, `spread` applies a Hadamard transform to keys and queries
+first. Nothing here knows layers.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ NEARLY_HALF = simd.f32_bits(0.49999997)
 
 @njit
 def clipped(x, limit):
-    """-limit..limit, NaN as it is."""
+    """x clipped to -limit..limit; NaN stays NaN."""
     x = limit if x > limit else x
     return -limit if x < -limit else x
 
 
 @njit
 def spread_32(x):
-    """32 numbers at x times the Hadamard matrix over its norm, in place."""
+    """Multiplies 32 numbers at x by the orthonormal Hadamard matrix, in place."""
     limit, norm = f32_of(BLOCK_LIMIT), f32_of(NORM)
     for i in range(32):
         store(x + 4 * i, clipped(load_f32(x + 4 * i), limit))
@@ -46,14 +48,14 @@ def spread_32(x):
 
 @njit
 def spread(arguments, begin, end, out, scratch):
-    """Arguments: x. An item is 32 neighbours, changed in place."""
+    """Arguments: x. An item is 32 neighbouring numbers, changed in place."""
     for item in range(begin, end):
         spread_32(load_i64(arguments) + 128 * item)
 
 
 @njit
 def write_block(x, to):
-    """32 numbers at x as block_q8_0: d = amax / 127, numbers rounded half away from zero."""
+    """Writes 32 numbers at x as block_q8_0: d = amax / 127, numbers rounded half away from zero."""
     limit, largest = f32_of(BLOCK_LIMIT), F32(0)
     for i in range(32):
         value = clipped(load_f32(x + 4 * i), limit)
@@ -74,7 +76,7 @@ def write_block(x, to):
 
 @njit
 def write_numbers(x, n, is_half, to):
-    """n numbers in f32 or f16."""
+    """Writes n numbers in f32 or f16."""
     low, high = splat(-f32_of(HALF_LIMIT)), splat(f32_of(HALF_LIMIT))
     for i in range(n // 16):
         v = load16(x + 64 * i)

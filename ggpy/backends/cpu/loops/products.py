@@ -1,10 +1,10 @@
-"""BlockRows products from the blocks of a file, as kernels of the pool.
+"""Products of few columns with the blocks of a file, as kernels of the pool.
 
 A kernel computes items begin..end of a job: kernel(arguments, begin, end, out, scratch), all of
-them addresses or counts; out is where item `begin` goes. Products of few columns are row by row:
-dot products of bytes with activations of 8 bits (`Columns`), or of the row in float32. Products of
-many columns are GEMMs of float32: a panel of rows is dequantised, 256 columns at a time, and
-multiplied from the first cache. Each number is summed in one order, whichever thread sums.
+them addresses or counts; the result of item `begin` goes to out. Products of few columns are
+computed row by row: dot products of codes with activations that are rounded to whole numbers (see
+sizes.py), or, in gemm.py, of the dequantised row with float32. gemm.py also has the products of
+many columns. Each number is summed in one order, whichever thread computes it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ fma, mul, add, total, to_f32 = simd.fma, simd.mul, simd.add, simd.total, simd.to
 zeros4 = simd.zeros_of(4)
 zeros16 = simd.zeros
 
-# Bytes ahead of what is multiplied: in the second cache, and in the first one. The first cache has
-# too few requests in flight to hide memory alone.
+# Bytes ahead that are prefetched to the L2 cache, and to L1. L1 alone can have too few requests in
+# flight to hide the latency of memory.
 FAR, NEAR = 16384, 1024
 prefetch_far, prefetch_near = simd.prefetch(2), simd.prefetch(3)
 
-# What a column of whole numbers is, sizes.py says.
+# Columns of whole numbers; sizes.py describes their layout.
 
 
 @njit
@@ -44,7 +44,7 @@ def quantize_32(x, limit, q, padded, sums, scale_at, below):
     """32 numbers at x -> whole numbers up to limit, their sums, and a scale."""
     a, b = load16(x), load16(x + 64)
     largest = simd.greatest(simd.larger(simd.absolute(a), simd.absolute(b)))
-    none = simd.zeros()  # times x, which is NaN where x is no number
+    none = simd.zeros()  # 0 * x makes the scale NaN if x has NaN or infinity
     scale = largest / limit + total(add(mul(a, none), mul(b, none)))
     inverse = F32(1) / scale if scale > F32(0) else F32(0)
     if inverse > F32(3e38):
@@ -68,7 +68,7 @@ difference = simd.binary("sub")
 
 @njit
 def write_bytes(u, limit, q, padded):
-    """16 whole numbers as bytes, or as high and low bytes, -64..63."""
+    """Writes 16 whole numbers as bytes, or as high bytes and low bytes (-64..63)."""
     if limit == F32(127):
         simd.store(q, simd.low_bytes(u))
     else:
@@ -90,7 +90,7 @@ def quantize_columns(arguments, begin, end, out, scratch):
         for i in range(padded // 32):
             at = source + 128 * i
             if i * 32 + 32 > k:
-                at = scratch  # what is left of x, then zeros
+                at = scratch  # the rest of x, then zeros
                 for j in range(32 * i, 32 * i + 32):
                     simd.store(scratch + 4 * (j - 32 * i), rest_of(source, j, k))
             below = scales + padded // 8 + 8 * i
@@ -100,7 +100,7 @@ def quantize_columns(arguments, begin, end, out, scratch):
 
 @njit
 def rest_of(x, i, n):
-    """x[i], and 0 from n on."""
+    """x[i] if i < n, else 0."""
     return simd.load_f32(x + 4 * i) if i < n else F32(0)
 
 
@@ -108,7 +108,7 @@ def rest_of(x, i, n):
 
 
 def prefetching(nbytes: int) -> Any:
-    """fetch(p): ask for the memory of later rows, which the processor would guess too late."""
+    """fetch(p): prefetches the memory of later rows; the processor's own prefetcher is too late."""
 
     @njit
     def fetch(p):
@@ -123,7 +123,7 @@ fetch_two_lines = prefetching(128)
 
 
 def multiplied(offset: int, activations: str) -> Any:
-    """dot(codes, x, padded, sums): 64 codes less the offset times 64 numbers at x, i32x16."""
+    """dot(codes, x, padded, sums) -> i32x16: (64 codes - offset) times 64 whole numbers at x."""
     narrow, wide = simd.dot(offset), simd.wide_dot(offset)
 
     @njit
@@ -153,7 +153,7 @@ def row_of_pairs(d: Declaration, nbytes: int, activations: str) -> Any:
         m = s + padded // 8
         for i in range((n_blocks + 1) // 2):
             p = row + 2 * nbytes * i
-            q = min(p + nbytes, last)  # where the last one has no neighbour, x is zeros
+            q = min(p + nbytes, last)  # if the last block has no neighbour, x has zeros there
             fetch(p)
             products = dot(codes(p, q), x + 64 * i, padded, sums + 64 * i)
             scale = mul(scales(p, q), load2(s + 8 * i))
@@ -245,8 +245,8 @@ def row_of_superblocks(d: Declaration, nbytes: int, activations: str) -> Any:
 
 def rows_of_bytes(row_dot: Any) -> Any:
     """Arguments: w's rows, bytes of one, its blocks, columns, bytes of one, K rounded up, their
-    data, N, ids, pairs of a column. An item is a row: out[row, column]; or, of experts w[X, N, K],
-    a row of the expert ids[pair] (i32), for each pair, times the column that is the pair's.
+    data, N, ids (i32) or 0, pairs that share a column. An item is a row: out[row, column]. For
+    experts w[X, N, K], items are the rows of the expert ids[pair] for each pair, times its column.
     """
 
     @njit
@@ -272,14 +272,14 @@ def rows_of_bytes(row_dot: Any) -> Any:
 
 @njit
 def expert_of(at, pair):
-    """ids[pair] of the ids whose address is there; 0 where that is 0."""
+    """ids[pair], where the address of ids is stored at `at`; 0 if that address is 0."""
     ids = load_i64(at)
     return simd.load_i32(ids + 4 * pair) if ids != 0 else 0
 
 
 @njit
 def add_up(arguments, begin, end, out, scratch):
-    """Arguments: memory. An item is 4 KB of it: out f32, their sum. What reading costs at least."""
+    """Arguments: memory. An item is 4 KB of it; out: its sum in f32. Measures memory bandwidth."""
     for item in range(begin, end):
         acc, more = zeros16(), zeros16()
         at = load_i64(arguments) + 4096 * item

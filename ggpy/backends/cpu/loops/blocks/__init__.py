@@ -1,4 +1,4 @@
-"""What numba must know of each block format: where codes, scales and minimums lie in a block.
+"""Declarations of the block formats for numba: how codes, scales and minimums of a block are read.
 
 A format is declared once, by two functions of the addresses of its blocks, and every loop is made
 from them: w = scale * (code - offset) + minimum, for 64 codes at a time. Formats of 32 weights give

@@ -1,7 +1,7 @@
 """Blocks of 256 weights whose codes are points of a codebook: IQ1, IQ2 and IQ3.
 
-A point is 8 or 4 bytes of a table. Where signs are of their own, a bit reflects the byte about the
-offset. Fields of a block are put in their places as whole numbers of 64 bits.
+A point is 8 or 4 bytes of a table. Where a block stores signs, a set bit reflects its byte about
+the offset. Bit fields of a block are spread and packed in integers of 64 bits.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ QUARTER, HALF, TWO = (simd.f32_bits(x) for x in (0.25, 0.5, 2.0))
 
 
 def magnitudes(name: str, offset: int) -> Any:
-    """pick(u, v) of the points of a grid of magnitudes, plus the offset."""
+    """pick(u, v) for a grid of magnitudes, with `offset` added to each."""
     return simd.points(lambda: (grid(name).astype(int) + offset).tolist())
 
 
 def shifted_digits(name: str) -> Any:
-    """pick(u, v) of a grid of digits, in eighths, an eighth up; plus the offset 16."""
+    """pick(u, v) for a grid of digits -1, 0, 1 plus 1/8, in eighths, with the offset 16 added."""
     return simd.points(lambda: (8 * grid(name).astype(int) + 17).tolist())
 
 
@@ -41,7 +41,7 @@ def reflected(offset: int) -> Any:
 
 
 def spread(bits: int) -> Any:
-    """apart(word): four neighbouring fields of so many bits, of nothing else -> one in each 16."""
+    """apart(word): four neighbouring fields of `bits` bits -> one in each 16 bits of an int64."""
     two, field = (1 << 2 * bits) - 1, (1 << bits) - 1
     by_two, by_one = 32 - 2 * bits, 16 - bits
     pairs = two | two << 32
@@ -68,7 +68,7 @@ def packed(word):
 
 @njit
 def even_signs(codes):
-    """Four codes of 7 bits, one in each 16 -> 32 signs, an even number of each 8 set."""
+    """Four codes of 7 bits, one in each 16 -> 32 signs: the eighth bit makes each 8 even."""
     parity = codes ^ codes >> 4
     parity ^= parity >> 2
     parity ^= parity >> 1
@@ -90,7 +90,7 @@ def scaled8(d, factor, levels):
 
 @njit
 def scaled16(d, factor, low, high):
-    """The same of sixteen."""
+    """(level + 1/2) * factor * d of sixteen bytes."""
     levels = joined(simd.bytes_of(low), simd.bytes_of(high))
     whole = simd.add(simd.u8_to_f32(levels), splat16(simd.f32_of(HALF)))
     return simd.mul(splat16(d * simd.f32_of(factor)), whole)
@@ -293,7 +293,7 @@ def iq1_m_codes(p):
 
 @njit
 def iq1_m_scales(p):
-    """A nibble of d stands above the four scales of each word."""
+    """The highest nibble of each of four words is a part of d; below it are four scales."""
     words = load_i64(p + 48)
     low = both(thirds(words & 0xFFF), thirds((words >> 16) & 0xFFF))
     high = both(thirds((words >> 32) & 0xFFF), thirds((words >> 48) & 0xFFF))

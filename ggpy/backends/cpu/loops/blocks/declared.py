@@ -1,6 +1,6 @@
-"""What a declaration of a block format says, and the vectors that declarations are written with.
+"""The class of declarations of block formats, and the operations that declarations use.
 
-Vectors are as in simd. Nothing here knows a format.
+Vectors are those of simd. Nothing here knows a format.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ splat8, splat16 = simd.splat_of(8), simd.splat_of(16)
 class Declaration:
     """How the blocks of a format are read.
 
-    codes: of 32 weights: (p, q) -> u8x64; of 64: p -> u8x64; of 128 and 256: p -> two and four
-    u8x64, at most 127 each if the offset is not 128.
+    codes: for blocks of 32 weights, (p, q) -> u8x64; of 64, p -> u8x64; of 128 or 256, p -> two or
+    four u8x64. Codes are at most 127 if the offset is not 128.
     scales: (p, q) -> f32x2, or p -> f32x4, f32x8 or f32x16: a scale for each 32 or 16 weights.
-    minimums: the same, of what is added; None for nothing.
+    minimums: likewise, the numbers that are added; None: nothing is added.
     group: weights with one scale.
     """
 

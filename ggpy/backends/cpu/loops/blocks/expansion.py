@@ -1,7 +1,8 @@
-"""Rows of blocks, or of numbers without blocks, in float32.
+"""Kernels that dequantise rows of blocks, or of numbers without blocks, to float32.
 
-expand(row, first, n, out) writes weights first..first + n of the row at this address, where `first`
-is a multiple of 256, with the bits of ggpy.formats. Each is made from a declaration.
+expand(row, first, n, out) writes weights first..first + n of the row at the address `row`, where
+`first` is a multiple of 256. The results have the bits of ggpy.formats. Those of blocks are made
+from declarations.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ q0, q1, q2, q3 = (simd.lanes(*range(16 * j, 16 * j + 16)) for j in range(4))
 
 
 def of_pairs(d: Declaration, nbytes: int) -> Any:
-    """Of blocks of 32; an odd number of them ends with what has no meaning."""
+    """expand for blocks of 32, two at a time; after an odd number, out gets 32 numbers too many."""
     codes, scales, minimums, offset = d.codes, d.scales, d.minimums, simd.f32_of
     has_minimum = minimums is not None
     minimums = minimums or scales
@@ -62,7 +63,7 @@ def expanded(codes, s0, s1, s2, s3, m0, m1, m2, m3, out):
 
 
 def of_64s(d: Declaration, nbytes: int) -> Any:
-    """Of blocks of 64."""
+    """expand for blocks of 64."""
     codes, scales, offset, bits = d.codes, d.scales, simd.f32_of, simd.f32_bits(d.offset)
     f0, f1, f2, f3 = (simd.lanes(*[i] * 16) for i in range(4))
 
@@ -79,7 +80,7 @@ def of_64s(d: Declaration, nbytes: int) -> Any:
 
 
 def of_128s(d: Declaration, nbytes: int) -> Any:
-    """Of blocks of 128 with one scale."""
+    """expand for blocks of 128 with one scale."""
     codes, scales, offset, bits = d.codes, d.scales, simd.f32_of, simd.f32_bits(d.offset)
     all_of_first = simd.lanes(*[0] * 16)
 
@@ -98,7 +99,7 @@ def of_128s(d: Declaration, nbytes: int) -> Any:
 
 
 def of_superblocks(d: Declaration, nbytes: int) -> Any:
-    """Of blocks of 256."""
+    """expand for blocks of 256."""
     codes, scales, minimums, offset = d.codes, d.scales, d.minimums, simd.f32_of
     has_minimum = minimums is not None
     minimums = minimums or scales
@@ -133,7 +134,7 @@ def of_superblocks(d: Declaration, nbytes: int) -> Any:
 
 
 def of_numbers(size: int, kind: str) -> Any:
-    """Of F32, F16 and BF16, of `size` bytes each."""
+    """expand for F32, F16 or BF16, numbers of `size` bytes."""
     read, one = NUMBERS[kind]
 
     @njit

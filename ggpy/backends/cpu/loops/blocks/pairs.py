@@ -1,4 +1,4 @@
-"""Blocks of 32 weights, read two at a time, those of 64, NVFP4 and Q2_0, and Q1_0's of 128."""
+"""Blocks of 32 weights, read two at a time; of 64 weights, NVFP4 and Q2_0; and of 128, Q1_0."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def two_bits(v):
 
 @njit
 def six_bits(low, high, spare):
-    """Four bytes of 6 bits, and four more from nibbles and spare bits -> f32x8."""
+    """Four numbers of 6 bits in `low`, and four of nibbles in `high` and spare bits -> f32x8."""
     second = (high & 0x0F0F0F0F) | ((spare >> 6) & 0x03030303) << 4
     return simd.u8_to_f32(simd.bytes_of((low & 0x3F3F3F3F) | second << 32))
 
@@ -168,13 +168,13 @@ from_86, from_171 = simd.at_least(86), simd.at_least(171)
 
 @njit
 def digit(v):
-    """The first digit, 0-2, of bytes that are fractions of 256 in base 3."""
+    """The first digit (0-2) after the point of v / 256 in base 3."""
     return simd.add_whole(from_86(v), from_171(v))
 
 
 @njit
 def times_3(v):
-    """3 v, of which the first digit is the next one of v."""
+    """3 v modulo 256, whose first digit is the next one of v."""
     return simd.add_whole(simd.add_whole(v, v), v)
 
 

@@ -1,4 +1,4 @@
-"""Vectors of the processor in numba functions: arithmetic on 16 numbers or 64 bytes at a time.
+"""SIMD vectors in numba functions: arithmetic on 16 numbers or 64 bytes at a time.
 
 Nothing here knows block formats.
 """

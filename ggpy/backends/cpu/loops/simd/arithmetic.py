@@ -18,7 +18,7 @@ def _same(a: Any, *_: Any) -> types.Type:
 
 
 def binary(name: str) -> Any:
-    """op(a, b), lane by lane, as LLVM's builder calls it."""
+    """op(a, b), lane by lane; name: of a method of llvmlite's IRBuilder."""
     return op(lambda builder, a, b, *_: getattr(builder, name)(a, b), _same, 2)
 
 
@@ -35,11 +35,11 @@ def _larger(builder: Any, a: Any, b: Any, *_: Any) -> Any:
 
 
 fma = op(_fma, _same, 3)  # a * b + c, rounded once
-larger = op(_larger, _same, 2)  # b where one is NaN
+larger = op(_larger, _same, 2)  # b if one of them is NaN
 
 
 def with_number(name: str, number: int) -> Any:
-    """op(v) of whole numbers with the same number in each lane: "and_", "shl", "lshr", "xor"."""
+    """op(v) of integers and the same `number` in each lane; name: "and_", "shl", "lshr", "xor"."""
     return op(lambda builder, v, _: getattr(builder, name)(v, constant(v.type, number)), _same, 1)
 
 
@@ -64,7 +64,7 @@ zeros = op(lambda builder: ir.Constant(Vector("f32", 16).llvm, None), lambda: Ve
 
 
 def zeros_of(lanes: int) -> Any:
-    """f32 zeros of so many lanes."""
+    """zeros() -> f32 zeros of so many lanes."""
     vector = Vector("f32", lanes)
     return op(lambda builder: ir.Constant(vector.llvm, None), lambda: vector, 0)
 
@@ -163,7 +163,7 @@ def _clamped(builder: Any, value: Any, low: Any, high: Any, *_: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", value, high), high, value)
 
 
-clamped = op(_clamped, _same, 3)  # NaN as it is
+clamped = op(_clamped, _same, 3)  # NaN stays NaN
 one_lane = splat_of(1)
 first = op(
     lambda builder, v, _: builder.extract_element(v, I32(0)), lambda v: types.float32, 1

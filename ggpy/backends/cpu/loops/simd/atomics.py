@@ -1,4 +1,4 @@
-"""Words that several threads change: loads, stores, and exchanges that are seen in order."""
+"""Atomic operations on int64 words that several threads change, sequentially consistent."""
 
 from __future__ import annotations
 
@@ -61,4 +61,4 @@ put = op(_put, _number, 2)
 added = op(_added, _number, 2)
 exchanged = op(_exchanged, _number, 3)  # 1 if the word was `old` and is `new` now
 copied = op(_copied, _number, 3)
-relax = op(_relax, _number, 0)  # tells the core that it waits
+relax = op(_relax, _number, 0)  # tells the core that this is a spin loop

@@ -1,4 +1,4 @@
-"""Loads, stores and calls by addresses, which are int64: views of arrays cost more than that."""
+"""Loads, stores and calls by addresses (int64), which cost less than numba's arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(kind: str, lanes: int) -> Any:
 
 
 def load_number(type: ir.Type, numba_type: types.Type, signed: bool = True) -> Any:
-    """load(address) -> a number; whole ones become int64."""
+    """load(address) -> a number; an integer becomes int64."""
 
     def emit(builder: Any, address: Any, _: Any) -> Any:
         value = builder.load(builder.inttoptr(address, type.as_pointer()), align=1)
@@ -46,11 +46,11 @@ def _store_i32(builder: Any, address: Any, value: Any, *_: Any) -> Any:
 
 
 def prefetch(locality: int) -> Any:
-    """prefetch(address), which need not exist: into the first cache (3), or the second (2)."""
+    """prefetch(address) into the L1 cache (3) or L2 (2); the address need not be valid."""
 
     def body(builder: Any, address: Any, _: Any) -> Any:
         byte = builder.inttoptr(address, ir.IntType(8).as_pointer())
-        numbers = [I32(n) for n in (0, locality, 1)]  # to be read, how near, data
+        numbers = [I32(n) for n in (0, locality, 1)]  # a read, its locality, of data
         kind = ir.FunctionType(ir.VoidType(), [byte.type, *[I32] * 3])
         name = "llvm.prefetch.p0"
         builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [byte, *numbers])
@@ -88,7 +88,7 @@ def _transpose(builder: Any, source: Any, step: Any, to: Any, to_step: Any, *_: 
         return builder.inttoptr(at, vector.as_pointer())
 
     rows = [builder.load(place(source, step, i), align=1) for i in range(16)]
-    for s in (8, 4, 2, 1):  # squares of s numbers beside the diagonal change places
+    for s in (8, 4, 2, 1):  # swap the two s x s blocks off the diagonal of each 2s x 2s block
         upper = [lane if not lane & s else 16 + lane - s for lane in range(16)]
         lower = [lane + s if not lane & s else 16 + lane for lane in range(16)]
         for i in range(16):
@@ -105,7 +105,7 @@ transpose = op(_transpose, lambda *_: types.int64, 4)
 
 
 def caller(n: int) -> Any:
-    """call(function, *n int64) of what returns nothing, by its address."""
+    """call(function, *n int64): calls the function at this address, which returns nothing."""
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * n).as_pointer()
 
     def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:

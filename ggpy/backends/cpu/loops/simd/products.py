@@ -1,6 +1,7 @@
-"""Instructions of one processor: dot products of bytes (VNNI, AVX2, NEON) and tables of 16 bytes.
+"""Instructions that not all processors have: dot products of bytes (VNNI, AVX2, NEON), and lookups
+in tables of 16 bytes.
 
-Each has a form for every other processor.
+Each has a generic form for the other processors.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from .vector import I32, call, constant, op, shuffled
 
 def dot(offset: int) -> Any:
     """dot(codes u8x64, x i8x64 as u8, sums i32x16) -> i32x16: the sum over each 4 neighbours of
-    (code - offset) * x. Codes are at most 63, or the offset is 128; x is -127..127; sums are
-    -128 times the sum of each 4 neighbours of x; the offset divides 128.
+    (code - offset) * x. Codes are at most 127 unless the offset is 128; x is -127..127; sums are
+    -128 times the sum of each 4 neighbours of x; the offset is 0 or divides 128.
     """
 
     def emit(builder: Any, codes: Any, x: Any, sums: Any, *_: Any) -> Any:
@@ -28,7 +29,7 @@ def dot(offset: int) -> Any:
 
 
 def wide_dot(offset: int) -> Any:
-    """dot(codes, high, low, sums), the same of x = 128 * high + low, both -127..127."""
+    """dot(codes, high, low, sums): `dot` with x = 128 * high + low, both -127..127."""
 
     def emit(builder: Any, codes: Any, high: Any, low: Any, sums: Any, *_: Any) -> Any:
         product = DOTS[dot_level()]
@@ -41,7 +42,9 @@ def wide_dot(offset: int) -> Any:
 
 
 def _start(builder: Any, sums: Any, offset: int) -> Any:
-    """What a sum of products starts from, so that the offset is subtracted."""
+    """The start of a sum of products: -offset times the sum of x, or 0 if DOTS subtract the offset
+    themselves.
+    """
     if not offset or dot_level() == "neon" or (dot_level() == "avx2" and offset == 128):
         return ir.Constant(sums.type, None)
     return builder.ashr(sums, constant(sums.type, (128 // offset).bit_length() - 1))
@@ -150,7 +153,7 @@ def _appended(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _selected(builder: Any, codes: Any, table: Sequence[int]) -> Any:
-    """A table by comparing with each code: for a processor without byte shuffles."""
+    """The lookup by comparing with each code, for a processor without byte shuffles."""
     found = constant(codes.type, table[0])
     for code in range(1, 16):
         same = builder.icmp_unsigned("==", codes, constant(codes.type, code))

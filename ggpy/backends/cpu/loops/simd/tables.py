@@ -15,14 +15,14 @@ I64 = ir.IntType(64)
 
 
 def _address(builder: Any, element: ir.Type, numbers: Sequence[float], index: Any) -> Any:
-    """Where numbers[index] is, in the memory of the compiled code."""
+    """The address of numbers[index], in the constants of the compiled code."""
     values = ir.Constant(ir.ArrayType(element, len(numbers)), list(numbers))
     table = cgutils.global_constant(builder, "table", values)
     return builder.gep(table, [I64(0), index])
 
 
 def number_of(make: Callable[[], Sequence[float]]) -> Any:
-    """number(index) -> make()[index], f32; make is called when something is compiled."""
+    """number(index) -> make()[index], f32; make is called only to compile."""
 
     def emit(builder: Any, index: Any, _: Any) -> Any:
         return builder.load(_address(builder, ir.FloatType(), make(), index))
@@ -31,8 +31,8 @@ def number_of(make: Callable[[], Sequence[float]]) -> Any:
 
 
 def points(make: Callable[[], Sequence[Sequence[int]]]) -> Any:
-    """pick(u, v) -> u8x64 or u8x32: eight points of make(), of 8 or 4 bytes each. Indices are the
-    four numbers of 16 bits of u, then those of v, the lowest first.
+    """pick(u, v) -> u8x64 or u8x32: eight points of make(), of 8 or 4 bytes each. Their indices are
+    the four fields of 16 bits of u, then those of v, the lowest first.
     """
 
     def emit(builder: Any, u: Any, v: Any, *_: Any) -> Any:

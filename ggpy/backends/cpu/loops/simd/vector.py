@@ -1,7 +1,7 @@
 """Vectors as values in numba functions, and how an intrinsic is made.
 
-A Vector is a numba type that LLVM keeps in registers. LLVM splits one that is wider than the
-machine's. What intrinsics compute stands beside this module.
+A Vector is a numba type that LLVM keeps in registers; LLVM splits one that is wider than those of
+the machine. The modules beside this one define the intrinsics.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class VectorModel(models.PrimitiveModel):
 
 
 def op(emit: Callable[..., Any], result: Callable[..., types.Type], n: int) -> Any:
-    """An intrinsic of n arguments: emit(builder, *values and their types) gives the LLVM value of
-    type result(*types).
+    """An intrinsic of n arguments: emit(builder, *values, *types) returns the LLVM value, and
+    result(*types) its type.
     """
 
     def typed(arguments: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -76,7 +76,7 @@ def call(builder: Any, name: str, result: ir.Type, values: Sequence[Any]) -> Any
 
 
 def shuffled(builder: Any, a: Any, lanes: Sequence[int], b: Any = None) -> Any:
-    """The lanes of a, and from len(a) on of b, with these numbers."""
+    """The lanes with these numbers, those of b counted after those of a."""
     mask = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
     return builder.shuffle_vector(a, ir.Constant(a.type, ir.Undefined) if b is None else b, mask)
 
