@@ -240,9 +240,9 @@ def test_a_tool_may_return_nothing() -> None:
     ("samplers", "order", "kept"),
     [
         (None, SAMPLERS, {"top_k": 5, "temperature": 0.5, "min_p": 0.2, "repeat_penalty": 1.5}),
-        (["temp", "top-k", "infill"], ("temperature", "top_k"), {"top_k": 5, "temperature": 0.5}),
+        (["temp", "top-k", "fill"], ("temperature", "top_k"), {"top_k": 5, "temperature": 0.5}),
         (["Top_K", "penalties"], ("top_k", "penalties"), {"top_k": 5, "repeat_penalty": 1.5}),
-        ("tm?", ("temperature", "min_p"), {"min_p": 0.2, "temperature": 0.5}),
+        ("tim?", ("temperature", "infill", "min_p"), {"min_p": 0.2, "temperature": 0.5}),
         ([], (), {}),
     ],
 )
