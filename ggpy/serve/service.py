@@ -34,9 +34,10 @@ from ..tokenizer.renderer import MOST_BUSY
 from .answers.answer import Answering
 from .answers.constraints import ChatConstraints, limited, schemas
 from .answers.merge import cancel_all
-from .answers.vectors import Input, Vectors
+from .answers.vectors import Vectors
 from .answers.worker import EngineWorker, Full, Ticket
 from .api.native import Infill
+from .api.prompts import Prompt, tokens_of
 from .errors import RETRY_AFTER, ApiError, overflow_error
 from .events import AnswerOptions, ChatRequest, Constraint
 from .fields import Fields
@@ -145,7 +146,7 @@ class ModelService:
         return await self._render(self._checked(request))
 
     async def embed(
-        self, inputs: Sequence[Input], client: str, norm: int = EUCLIDEAN
+        self, inputs: Sequence[Prompt], client: str, norm: int = EUCLIDEAN
     ) -> list[tuple[NDArray[np.float32], int]]:
         """As `Vectors.embed`."""
         return await self._vectors.embed(inputs, norm)
@@ -201,8 +202,7 @@ class ModelService:
     async def _ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
         if not isinstance(prompt, str):
             return prompt
-        encode = partial(self.tokenizer.encode, parse_special=True)
-        return await _aside(len(prompt), encode, prompt)
+        return await _aside(len(prompt), tokens_of, prompt, self.tokenizer)
 
     async def _encoded(self, rendered: str) -> list[int]:
         return await _aside(len(rendered), self.tokenizer.encode_chat, rendered)
