@@ -14,9 +14,10 @@ from typing import Any
 from ..grammar.lark import JSON_OPTIONS
 from .chat_format import ChatFormat
 from .json_calls import JsonObjects, NameThenJson
+from .nested_tags import ITEM, NestedTags
 from .python_calls import GemmaCalls
 from .reader import markers_pattern
-from .values import is_string, types_of
+from .values import is_string, type_names, types_of
 from .xml_calls import KeyedTags, Tags
 
 _LINE = r"/\n?/"  # a line break that may be missing
@@ -219,6 +220,10 @@ class _Grammar:
             return f"{self.literal(header + syntax.opener)} {self.json(schema)}"
         if isinstance(syntax, Tags):
             return self._tags(syntax, name, schema)
+        if isinstance(syntax, NestedTags):
+            head, end = name + syntax.name_close, syntax.opener + syntax.closer
+            inside = self._elements(schema, schema, syntax.opener)
+            return self._in_order(self.literal(head), inside, self.literal(end))
         gemma = isinstance(syntax, GemmaCalls)
         opener, closer = (f"call:{name}{{", "}") if gemma else (f"{name}(", ")")
         inside = self._listed_arguments(schema, gemma)
@@ -260,6 +265,26 @@ class _Grammar:
             argument = self._in_order(*head, value, line)
             parts.append(argument if key in required else f"({argument})?")
         return self._in_order(*parts, self.literal(syntax.closers[0]))
+
+    def _elements(self, root: Any, schema: Any, mark: str) -> str:
+        """A tag for each property of an object, in the schema's order."""
+        required = _required(schema)
+        elements = [(k, self._element(root, k, v, mark)) for k, v in _properties(schema).items()]
+        return self._in_order(*(x if key in required else f"({x})?" for key, x in elements))
+
+    def _element(self, root: Any, key: str, schema: Any, mark: str) -> str:
+        """A tag around a value; JSON where its schema says more than what it consists of."""
+        head, ending = self.literal(f"{mark}<{key}>"), f"{mark}</{key}>"
+        types = type_names(schema)
+        if is_string(types):
+            return f"{head} {self._text_value(schema, ending)}"
+        if types == {"object"} and _properties(schema) and not schema.keys() - _OBJECT_KEYS:
+            inside = self._elements(root, schema, mark)
+        elif types == {"array"} and schema.get("items") and not schema.keys() - _ARRAY_KEYS:
+            inside = f"({self._element(root, ITEM, schema['items'], mark)})*"
+        else:
+            inside = self._plain_value(root, schema, types)
+        return self._in_order(head, inside, self.literal(ending))
 
     def _plain_value(self, root: Any, schema: Any, types: frozenset[str]) -> str:
         """A value that is no string: JSON, or the words that Python has for truth."""

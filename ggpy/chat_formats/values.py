@@ -29,7 +29,7 @@ def types_of(schema: Any, key: str) -> frozenset[str]:
     if not isinstance(schema, Mapping):
         return frozenset()
     properties = schema.get("properties")
-    return _types(properties.get(key)) if isinstance(properties, Mapping) else frozenset()
+    return type_names(properties.get(key)) if isinstance(properties, Mapping) else frozenset()
 
 
 def keys_of(schema: Any) -> list[str]:
@@ -38,7 +38,8 @@ def keys_of(schema: Any) -> list[str]:
     return list(properties) if isinstance(properties, Mapping) else []
 
 
-def _types(schema: Any, depth: int = 0) -> frozenset[str]:
+def type_names(schema: Any, depth: int = 0) -> frozenset[str]:
+    """JSON types that a value's schema allows; empty where it does not say."""
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return frozenset()
     kind = schema.get("type")
@@ -47,7 +48,7 @@ def _types(schema: Any, depth: int = 0) -> frozenset[str]:
         found = {_type_of(value) for value in values}
     for name in ("anyOf", "oneOf"):
         for option in _listed(schema.get(name)):
-            found |= _types(option, depth + 1)
+            found |= type_names(option, depth + 1)
     return frozenset(found)
 
 
