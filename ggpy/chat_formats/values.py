@@ -38,6 +38,24 @@ def keys_of(schema: Any) -> list[str]:
     return list(properties) if isinstance(properties, Mapping) else []
 
 
+def properties_of(schema: Any) -> Mapping[str, Any]:
+    """The properties of an object's schema."""
+    found = schema.get("properties")
+    return found if isinstance(found, Mapping) else {}
+
+
+def required_of(schema: Any) -> frozenset[str]:
+    """Names of the properties that an object must have."""
+    found = schema.get("required")
+    return frozenset(key for key in found if isinstance(key, str)) if found else frozenset()
+
+
+def type_name(types: frozenset[str]) -> str:
+    """The type that a tag names, of which a number has one."""
+    names = types - {"integer"} | ({"number"} if "integer" in types else set())
+    return min(names, default="object")
+
+
 def type_names(schema: Any, depth: int = 0) -> frozenset[str]:
     """JSON types that a value's schema allows; empty where it does not say."""
     if not isinstance(schema, Mapping) or depth > _DEEPEST:

@@ -8,7 +8,12 @@ import pytest
 from chat_formats.families import SCHEMAS, read
 
 from ggpy.chat_formats import NAMES, by_name
-from ggpy.chat_formats.constraint import call_grammar, can_answer_instead
+from ggpy.chat_formats.constraint import (
+    call_grammar,
+    can_answer_after_reasoning,
+    can_answer_instead,
+    json_grammar,
+)
 
 llguidance = pytest.importorskip("llguidance", reason="needs the extra 'grammar'")
 BYTES = llguidance.LLTokenizer("byte")
@@ -310,3 +315,41 @@ def test_nested_tags_follow_the_schema() -> None:
         inside = f"@<list>{items}@</list>@<flag>true@</flag>@<kind>b@</kind>@<any>{{}}@</any>"
         call = f'@<tool_call>\n@<invoke name="make">{inside}@</invoke>\n@</tool_call>'
         assert accepts(grammar, call.replace("@", "]<]minimax[>[")) == good, shown
+
+
+REASONED = {
+    "hermes": ("<think>a {</think>\n\n", ""),
+    "harmony": ("<|channel|>analysis<|message|>a {<|end|><|start|>assistant",
+                "<|channel|>final<|message|>"),
+    "muse-glimmer": (" to=self<|message|>a {<|eom|><|start|>assistant", " to=user<|message|>"),
+    "minimax-m3": ("<mm:think>a {</mm:think>", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REASONED)
+def test_json_after_reasoning(name: str) -> None:
+    """Reasoning may be missing, or may have begun in the prompt; the parser reads the same."""
+    thought, header = REASONED[name]
+    chat_format, answer = by_name(name), header + '{"n": [1, 2]}'
+    assert can_answer_after_reasoning(chat_format, {})
+    grammar = json_grammar(chat_format, {"type": "object"})
+    for text, good in (
+        *((answer, True), (thought + answer, True), (thought + thought + answer, False)),
+        *((thought + header + "Hello", False), (thought, False), (thought + answer + "}", False)),
+    ):
+        assert accepts(grammar, text) == good, text
+    found = read(chat_format, [thought + answer], None)
+    assert (found.text, found.reasoning) == (answer.removeprefix(header), "a {")
+    none = json_grammar(chat_format, {"type": "object"}, reasoning_limit=0)
+    assert accepts(none, answer) and not accepts(none, thought + answer)
+    if chat_format.channels is None:
+        opened = json_grammar(chat_format, {"type": "object"}, reasoning_open=True)
+        begun = thought.removeprefix(chat_format.reasoning_open)
+        assert accepts(opened, begun + answer) and not accepts(opened, answer)
+
+
+def test_reasoning_that_begins_like_json_must_have_a_token_for_that() -> None:
+    chat_format = by_name("mistral")
+    assert not can_answer_after_reasoning(chat_format, {})
+    assert can_answer_after_reasoning(chat_format, {"[THINK]": 7})
+    assert not can_answer_after_reasoning(by_name("solar"), {}), "whose text has a marker before it"

@@ -166,8 +166,9 @@ ALWAYS_THINKS = (
 def test_reasoning_that_a_template_always_opens() -> None:
     """It is closed where there is to be none: the answer must not be taken for reasoning."""
     off = {"enable_thinking": False}
+    form = {"type": "json_schema", "json_schema": {"schema": {"const": "a"}}}
     plain: list[dict[str, Any]] = [
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "a"}}}},
+        {"response_format": form, "chat_template_kwargs": off},
         {"grammar": 'root ::= "\\"a\\""', "chat_template_kwargs": {"enable_thinking": True}},
     ]
     with running(tool_format="hermes", chat_template=ALWAYS_THINKS) as server:
