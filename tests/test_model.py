@@ -72,6 +72,11 @@ def test_generate_is_repeatable_and_takes_text_or_ids(model):
     assert texts[0] != "".join(p.text for p in model.generate(ids, max_tokens=20, seed=6))
 
 
+def test_infill_ends_where_texts_are_improbable(model):
+    (piece,) = model.generate("hello", max_tokens=5, seed=1, samplers=("infill",))
+    assert piece.id in model.tokenizer.end_ids and piece.finish_reason == "stop"
+
+
 def test_greedy_takes_the_best_logit(model):
     ids = model.tokenizer.encode("one two")
     for piece in model.generate(ids, max_tokens=6, temperature=0, logprobs=True):

@@ -79,6 +79,7 @@ class NoText:
     """A tokenizer without end tokens and without text."""
 
     end_ids: frozenset[int] = frozenset()
+    end_of_turn_id: int | None = None
 
     def stream(self, special: bool = False) -> NoText:
         """Return self: there is no state."""

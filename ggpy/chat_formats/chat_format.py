@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .channels.messages import Messages
 from .json_calls import JsonObjects, NameThenJson
+from .nested_tags import NestedTags
 from .parser import ChatParser
 from .python_calls import GemmaCalls, PythonCalls
 from .reader import AnswerReader, Steps
@@ -20,7 +21,7 @@ from .xml_calls import Tags
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
-Syntax = JsonObjects | NameThenJson | Tags | PythonCalls | GemmaCalls
+Syntax = JsonObjects | NameThenJson | Tags | NestedTags | PythonCalls | GemmaCalls
 
 
 _INSTRUCTIONS = (

@@ -14,9 +14,10 @@ from typing import Any
 from ..grammar.lark import JSON_OPTIONS
 from .chat_format import ChatFormat
 from .json_calls import JsonObjects, NameThenJson
+from .nested_tags import ITEM, NestedTags
 from .python_calls import GemmaCalls
 from .reader import markers_pattern
-from .values import is_string, types_of
+from .values import is_string, properties_of, required_of, type_name, type_names, types_of
 from .xml_calls import KeyedTags, Tags
 
 _LINE = r"/\n?/"  # a line break that may be missing
@@ -53,10 +54,40 @@ def call_grammar(
         raise ValueError(f"the format {chat_format.name!r} has no tool calls")
     grammar = _Grammar(chat_format, special or {})
     try:
-        instead = f"\n    | {grammar.json(answer)}" if answer is not None else ""
+        instead = [grammar.rule(grammar.json(answer))] if answer is not None else []
         return grammar.written(tools, parallel, reasoning_open, reasoning_limit, instead)
     except RecursionError:
         raise ValueError("a tool's schema nests its lists and objects too deeply") from None
+
+
+def json_grammar(
+    chat_format: ChatFormat,
+    schema: Mapping[str, Any],
+    *,
+    special: Mapping[str, int] | None = None,
+    reasoning_open: bool = False,
+    reasoning_limit: int | None = None,
+) -> str:
+    """A Lark grammar of an answer that is JSON of a schema, after reasoning if there is some; the
+    format must allow that (`can_answer_after_reasoning`). The rest is as for `call_grammar`.
+    """
+    grammar = _Grammar(chat_format, special or {})
+    try:
+        answer = grammar.answer(schema)
+    except RecursionError:
+        raise ValueError("the JSON schema is nested too deeply") from None
+    start = f"start: {grammar.reasoning(reasoning_open, reasoning_limit)} {answer}"
+    return "\n".join([start, *grammar.rules]) + "\n"
+
+
+def can_answer_after_reasoning(chat_format: ChatFormat, special: Mapping[str, int]) -> bool:
+    """Whether reasoning and JSON differ in their first token, and JSON can follow at once."""
+    if chat_format.channels is not None:
+        return True
+    opener = chat_format.reasoning_open
+    if not opener or chat_format.after_reasoning or chat_format.begun:
+        return False
+    return not _begins_like_json(opener, special)
 
 
 def can_answer_instead(chat_format: ChatFormat, special: Mapping[str, int]) -> bool:
@@ -68,7 +99,11 @@ def can_answer_instead(chat_format: ChatFormat, special: Mapping[str, int]) -> b
     opener = chat_format.section_open or chat_format.call_open
     if not opener or chat_format.bare_calls or chat_format.begun or chat_format.channels:
         return False
-    return any(opener.startswith(marker) for marker in special) or opener[0] not in JSON_STARTS
+    return not _begins_like_json(opener, special)
+
+
+def _begins_like_json(opener: str, special: Mapping[str, int]) -> bool:
+    return opener[0] in JSON_STARTS and not any(map(opener.startswith, special))
 
 
 class _Grammar:
@@ -84,12 +119,13 @@ class _Grammar:
         parallel: bool,
         reasoning_open: bool,
         limit: int | None,
-        instead: str,
+        instead: list[str],
     ) -> str:
-        """The whole grammar. instead: another form of the answer, as a further alternative."""
+        """The whole grammar. instead: rules of what may stand in place of calls."""
         bodies = [self.body(name, schema) for name, schema in tools.items()]
         self.rules.append("call: " + "\n    | ".join(bodies))
-        start = f"start: {self.reasoning(reasoning_open, limit)} {self.calls(parallel)}{instead}"
+        answer = " | ".join([self.calls(parallel), *instead])
+        start = f"start: {self.reasoning(reasoning_open, limit)} ({answer})"
         return "\n".join([start, *self.rules]) + "\n"
 
     def rule(self, text: str, attributes: str = "") -> str:
@@ -131,6 +167,13 @@ class _Grammar:
         """A JSON value of a schema, with bounded blanks; RecursionError if it is too deep."""
         read = {**schema, "x-guidance": JSON_OPTIONS} if isinstance(schema, Mapping) else schema
         return "%json " + json.dumps(read)
+
+    def answer(self, schema: Mapping[str, Any]) -> str:
+        """JSON as the answer's text."""
+        if (channels := self.format.channels) is None:
+            return self.json(schema)
+        headers = " | ".join(map(self.literal, channels.text_headers))
+        return f"({headers}) {self.json(schema)}"
 
     # What stands around calls
 
@@ -219,6 +262,10 @@ class _Grammar:
             return f"{self.literal(header + syntax.opener)} {self.json(schema)}"
         if isinstance(syntax, Tags):
             return self._tags(syntax, name, schema)
+        if isinstance(syntax, NestedTags):
+            head, end = name + syntax.name_close, syntax.opener + syntax.closer
+            inside = self._elements(schema, schema, syntax.opener)
+            return self._in_order(self.literal(head), inside, self.literal(end))
         gemma = isinstance(syntax, GemmaCalls)
         opener, closer = (f"call:{name}{{", "}") if gemma else (f"{name}(", ")")
         inside = self._listed_arguments(schema, gemma)
@@ -242,12 +289,12 @@ class _Grammar:
             parts = [self.literal(name), syntax.after_name, self.literal(syntax.name_close), line]
         else:
             parts = [self.literal(name + syntax.name_close), line]
-        required = _required(schema)
-        for key, value_schema in _properties(schema).items():
+        required = required_of(schema)
+        for key, value_schema in properties_of(schema).items():
             types = types_of(schema, key)
             string = is_string(types)
             written = syntax.written_key.format(
-                key=key, string="true" if string else "false", type=_type_name(types)
+                key=key, string="true" if string else "false", type=type_name(types)
             )
             head = [self.literal(syntax.key_open + written + syntax.key_close)]
             if isinstance(syntax, KeyedTags):
@@ -260,6 +307,26 @@ class _Grammar:
             argument = self._in_order(*head, value, line)
             parts.append(argument if key in required else f"({argument})?")
         return self._in_order(*parts, self.literal(syntax.closers[0]))
+
+    def _elements(self, root: Any, schema: Any, mark: str) -> str:
+        """A tag for each property of an object, in the schema's order."""
+        required = required_of(schema)
+        elements = [(k, self._element(root, k, v, mark)) for k, v in properties_of(schema).items()]
+        return self._in_order(*(x if key in required else f"({x})?" for key, x in elements))
+
+    def _element(self, root: Any, key: str, schema: Any, mark: str) -> str:
+        """A tag around a value; JSON where its schema says more than what it consists of."""
+        head, ending = self.literal(f"{mark}<{key}>"), f"{mark}</{key}>"
+        types = type_names(schema)
+        if is_string(types):
+            return f"{head} {self._text_value(schema, ending)}"
+        if types == {"object"} and properties_of(schema) and not schema.keys() - _OBJECT_KEYS:
+            inside = self._elements(root, schema, mark)
+        elif types == {"array"} and schema.get("items") and not schema.keys() - _ARRAY_KEYS:
+            inside = f"({self._element(root, ITEM, schema['items'], mark)})*"
+        else:
+            inside = self._plain_value(root, schema, types)
+        return self._in_order(head, inside, self.literal(ending))
 
     def _plain_value(self, root: Any, schema: Any, types: frozenset[str]) -> str:
         """A value that is no string: JSON, or the words that Python has for truth."""
@@ -277,7 +344,7 @@ class _Grammar:
 
     def _listed_arguments(self, schema: Any, gemma: bool) -> str:
         """key=value with commas between them: those that are required first."""
-        properties, required = _properties(schema), _required(schema)
+        properties, required = properties_of(schema), required_of(schema)
         written = {
             key: self.rule(self._argument(key, schema, value, gemma))
             for key, value in properties.items()
@@ -305,29 +372,13 @@ class _Grammar:
         if is_string(types):
             quote = self.format.syntax.quote  # type: ignore[union-attr]
             return f"{self.literal(quote)} {self._text_value(schema, quote)}"
-        if types == {"object"} and _properties(schema) and not schema.keys() - _OBJECT_KEYS:
+        if types == {"object"} and properties_of(schema) and not schema.keys() - _OBJECT_KEYS:
             inside = self._listed_arguments({**_definitions(root), **schema}, gemma=True)
             return f'"{{" {inside} "}}"'
         if types == {"array"} and schema.get("items") and not schema.keys() - _ARRAY_KEYS:
             item = self._gemma_value(root, schema["items"])
             return f'"[" ({item} ("," {item})*)? "]"'
         return self.json(_within(root, schema))
-
-
-def _properties(schema: Any) -> Mapping[str, Any]:
-    found = schema.get("properties")
-    return found if isinstance(found, Mapping) else {}
-
-
-def _type_name(types: frozenset[str]) -> str:
-    """The type that a tag names, of which a number has one."""
-    names = types - {"integer"} | ({"number"} if "integer" in types else set())
-    return min(names, default="object")
-
-
-def _required(schema: Any) -> frozenset[str]:
-    found = schema.get("required")
-    return frozenset(key for key in found if isinstance(key, str)) if found else frozenset()
 
 
 def _within(root: Any, schema: Any) -> Any:

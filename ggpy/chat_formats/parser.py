@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .chat_format import ChatFormat
 
 _AFTER_CALL = re.compile(r"[\s\]}),;`]*")  # what models leave after a call, and no text begins with
+_SPACE = re.compile(r"\s*")  # the same, where markers begin like that
 _BETWEEN_CALLS = re.compile(r"[\s\[,;]*")
 
 
@@ -41,6 +42,7 @@ class ChatParser:
         self._in_reasoning = self._reasoning and reasoning_open
         plain = not chat_format.channels and not chat_format.begun
         self._as_it_is = tools is None and not self._reasoning and plain
+        self._after_call = _SPACE if chat_format.section_close[:1] == "]" else _AFTER_CALL
         self._opener = ""  # of the call that is attempted
         self._steps = self._channels() if chat_format.channels else self._answer()
 
@@ -121,6 +123,9 @@ class ChatParser:
             reader.settle()
             reader.end_of_part()
             yield from self._think()
+        elif (yield from reader.accept(self._format.reasoning_close)):  # of none at all
+            reader.settle()
+            reader.end_of_part()
         else:
             reader.rewind(0)
 
@@ -203,9 +208,9 @@ class ChatParser:
                 yield from reader.expect(chat_format.call_open)
                 yield from reader.space()
             yield from chat_format.read_call(reader)
-            left = yield from reader.skip(_AFTER_CALL)
+            left = yield from reader.skip(self._after_call)
             closed = yield from self._close(chat_format.call_close)
-            yield from reader.skip(_AFTER_CALL)
+            yield from reader.skip(self._after_call)
             if (yield from self._close(chat_format.section_close)):
                 return
             reader.attempt()

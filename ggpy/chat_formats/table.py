@@ -11,6 +11,7 @@ from .channels.harmony import Harmony
 from .channels.recipients import ATEM, CALLS_OPEN, Recipients
 from .chat_format import ChatFormat
 from .json_calls import JsonObjects, NameThenJson
+from .nested_tags import NestedTags
 from .python_calls import GemmaCalls, JsonOrPython, PythonCalls
 from .xml_calls import KeyedTags, Tags
 
@@ -116,6 +117,7 @@ _HEADER_MISTRAL = r"\s*(?P<name>[^\s\[]+)\s*(?:\[CALL_ID\].*)?"
 _HEADER_KIMI = r"\s*(?:functions\.)?(?P<name>\S+?)(?::\d+)?\s*"
 _HEADER_SOLAR = r".*<\|tool_call:name\|>\s*(?P<name>\S+)\s*"
 _GLM_TOOLS = "# \u53ef\u7528\u5de5\u5177"  # tools that can be used
+_M3 = "]<]minimax[>["  # before every tag of a call
 _MISTRAL = {"reasoning_open": "[THINK]", "reasoning_close": "[/THINK]"}
 
 _ROWS = (
@@ -178,6 +180,11 @@ _ROWS = (
                Tags('">', '<parameter name="', '">', "</parameter>", ("</invoke>",)),
                "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="',
                section_gap="\n", between="\n"),
+    ChatFormat("minimax-m3", NestedTags(_M3),
+               f"{_M3}<tool_call>", f"{_M3}</tool_call>", f'{_M3}<invoke name="',
+               section_gap="\n", between="\n",
+               reasoning_open="<mm:think>", reasoning_close="</mm:think>",
+               also=("<tool_call>", "</tool_call>")),
     ChatFormat("minicpm5",
                Tags('">', '<param name="', '">', "</param>", ("</function>",), cdata=True),
                call_open='<function name="', between="\n"),

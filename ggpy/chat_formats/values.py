@@ -29,7 +29,7 @@ def types_of(schema: Any, key: str) -> frozenset[str]:
     if not isinstance(schema, Mapping):
         return frozenset()
     properties = schema.get("properties")
-    return _types(properties.get(key)) if isinstance(properties, Mapping) else frozenset()
+    return type_names(properties.get(key)) if isinstance(properties, Mapping) else frozenset()
 
 
 def keys_of(schema: Any) -> list[str]:
@@ -38,7 +38,26 @@ def keys_of(schema: Any) -> list[str]:
     return list(properties) if isinstance(properties, Mapping) else []
 
 
-def _types(schema: Any, depth: int = 0) -> frozenset[str]:
+def properties_of(schema: Any) -> Mapping[str, Any]:
+    """The properties of an object's schema."""
+    found = schema.get("properties")
+    return found if isinstance(found, Mapping) else {}
+
+
+def required_of(schema: Any) -> frozenset[str]:
+    """Names of the properties that an object must have."""
+    found = schema.get("required")
+    return frozenset(key for key in found if isinstance(key, str)) if found else frozenset()
+
+
+def type_name(types: frozenset[str]) -> str:
+    """The type that a tag names, of which a number has one."""
+    names = types - {"integer"} | ({"number"} if "integer" in types else set())
+    return min(names, default="object")
+
+
+def type_names(schema: Any, depth: int = 0) -> frozenset[str]:
+    """JSON types that a value's schema allows; empty where it does not say."""
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return frozenset()
     kind = schema.get("type")
@@ -47,7 +66,7 @@ def _types(schema: Any, depth: int = 0) -> frozenset[str]:
         found = {_type_of(value) for value in values}
     for name in ("anyOf", "oneOf"):
         for option in _listed(schema.get(name)):
-            found |= _types(option, depth + 1)
+            found |= type_names(option, depth + 1)
     return frozenset(found)
 
 

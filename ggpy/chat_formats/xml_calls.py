@@ -84,7 +84,7 @@ class Tags:
         closer = CDATA_CLOSE if quoted else self.value_close
         if is_string(types):
             reader.argue(opening + '"')
-            yield from self._streamed(reader, closer)
+            yield from read_string(reader, closer, self.lines)
             reader.argue('"')
         else:
             text, _ = yield from reader.until((closer,))
@@ -102,20 +102,21 @@ class Tags:
     def _trimmed(self, text: str) -> str:
         return text.removesuffix("\n") if self.lines else text
 
-    def _streamed(self, reader: AnswerReader, closer: str) -> Steps[None]:
-        """A string as it comes; a line break before its end belongs to the markup."""
-        breaks = ("\n" + closer,) if self.lines else ()
-        pattern = markers_pattern((closer, *breaks))
-        while True:
-            match = pattern.search(reader.text, reader.pos)
-            end = match.start() if match else len(reader.text)
-            reader.argue(escaped_json(reader.text[reader.pos : end]))
-            reader.pos = end
-            if match and match[1]:
-                reader.pos = match.end()
-                return
-            if not (yield from reader.more()):
-                raise MalformedCall("a value without end")
+
+def read_string(reader: AnswerReader, closer: str, lines: bool = False) -> Steps[None]:
+    """A string as it comes, up to after `closer`. lines: a line break before that is markup."""
+    breaks = ("\n" + closer,) if lines else ()
+    pattern = markers_pattern((closer, *breaks))
+    while True:
+        match = pattern.search(reader.text, reader.pos)
+        end = match.start() if match else len(reader.text)
+        reader.argue(escaped_json(reader.text[reader.pos : end]))
+        reader.pos = end
+        if match and match[1]:
+            reader.pos = match.end()
+            return
+        if not (yield from reader.more()):
+            raise MalformedCall("a value without end")
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,8 @@ def add_sampling(group: Any) -> None:
         default=argparse.SUPPRESS,
         metavar="NAMES",
         help="samplers in the order in which they act, with semicolons between them; others are "
-        "off (penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature;adaptive_p)",
+        "off (penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature;adaptive_p); "
+        "infill, which fills in the middle, is the only one that is not among them",
     )
     group.add_argument(
         *("--sampler-seq", "--sampling-seq"),
@@ -108,7 +109,7 @@ def add_sampling(group: Any) -> None:
         type=_letters,
         default=argparse.SUPPRESS,
         metavar="LETTERS",
-        help="the same with a letter for each (edskypmxta)",
+        help="the same with a letter for each (edskypmxta, and i)",
     )
 
 

@@ -158,7 +158,7 @@ class Engine:
             raise ValueError(f"salt is {salt!r:.60}: give bytes")
         return Sequence(
             ids=prompt,
-            sampler=Sampler(params or SamplingParams(), n_vocab, prompt, mask=grammar),
+            sampler=Sampler(params or SamplingParams(), n_vocab, prompt, grammar, self.tokenizer),
             pages=SequencePages(self.cache),
             stream=self.tokenizer.stream(special=True) if special else self.tokenizer.stream(),
             stops=StopStrings(stop),

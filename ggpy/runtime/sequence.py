@@ -44,6 +44,9 @@ class TokenizerLike(TokenBytes, Protocol):
     @property
     def end_ids(self) -> frozenset[int]: ...
 
+    @property
+    def end_of_turn_id(self) -> int | None: ...
+
     def stream(self, special: bool = False) -> TextStream: ...
 
 

@@ -1,7 +1,18 @@
 """Logits -> token id: llama.cpp's sampler chain, with draws that a seed repeats."""
 
 from .dry import breaker_sequences
-from .links import ADJUSTMENTS, FEEDBACKS, FILTERS, Adjustment, Feedback, Filter, Link
+from .infill import TokenTexts
+from .links import (
+    ADJUSTMENTS,
+    FEEDBACKS,
+    FILTERS,
+    TOKEN_FILTERS,
+    Adjustment,
+    Feedback,
+    Filter,
+    Link,
+    TokenFilter,
+)
 from .mask import TokenMask, allowed_tokens, n_words
 from .order import SAMPLERS
 from .params import (
@@ -29,6 +40,7 @@ __all__ = [
     "NO_TOKEN",
     "RANGES",
     "SAMPLERS",
+    "TOKEN_FILTERS",
     "Adjustment",
     "Chain",
     "Feedback",
@@ -38,7 +50,9 @@ __all__ = [
     "ReasoningMarkers",
     "Sampler",
     "SamplingParams",
+    "TokenFilter",
     "TokenMask",
+    "TokenTexts",
     "allowed_tokens",
     "breaker_sequences",
     "in_effect",

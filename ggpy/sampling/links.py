@@ -31,6 +31,7 @@ from .filters import (
     typical_p,
     xtc,
 )
+from .infill import TokenTexts, infill
 from .order import SAMPLERS, adjusts_scaled
 from .params import SamplingParams
 from .ranking import Logits
@@ -86,6 +87,14 @@ class Filter(Link):
     @abstractmethod
     def apply(self, candidates: Candidates, params: SamplingParams, chance: float) -> Candidates:
         """Returns what remains of (ids[k], logits[k]); chance: a random number in [0, 1)."""
+
+
+class TokenFilter(Link):
+    """A link that drops candidates by what the tokens are."""
+
+    @abstractmethod
+    def apply(self, candidates: Candidates, tokens: TokenTexts) -> Candidates:
+        """Returns what remains of (ids[k], logits[k]), or an end token instead."""
 
 
 class Feedback(Link):
@@ -282,6 +291,16 @@ class DynamicTemperature(Filter):
         return scale(*candidates, temperature, adjusts_scaled(params.samplers))
 
 
+class InfillFilter(TokenFilter):
+    name = "infill"
+
+    def active(self, params: SamplingParams) -> bool:
+        return self.name in params.samplers
+
+    def apply(self, candidates: Candidates, tokens: TokenTexts) -> Candidates:
+        return infill(candidates, tokens)
+
+
 class Mirostat(Feedback):
     """Mirostat 1 and 2. The state is mu, the surprise in bits above which no candidate is kept."""
 
@@ -336,4 +355,5 @@ class AdaptiveP(Feedback):
 # Subclasses are listed in the order in which they are defined.
 ADJUSTMENTS: tuple[Adjustment, ...] = tuple(link() for link in Adjustment.__subclasses__())
 FILTERS: tuple[Filter, ...] = tuple(link() for link in Filter.__subclasses__())
+TOKEN_FILTERS: tuple[TokenFilter, ...] = tuple(link() for link in TokenFilter.__subclasses__())
 FEEDBACKS: tuple[Feedback, ...] = tuple(link() for link in Feedback.__subclasses__())

@@ -23,7 +23,8 @@ OFF: Mapping[str, Mapping[str, float]] = {
     "adaptive_p": {"adaptive_target": -1.0},
 }
 SAMPLERS = tuple(OFF)
-LETTERS = dict(zip(SAMPLERS, "edskypmxta", strict=True))
+# All names and their letters. infill has no parameter: it is on where `samplers` names it.
+LETTERS = dict(zip((*SAMPLERS, "infill"), "edskypmxtai", strict=True))
 MAX_SAMPLERS = 64
 ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typical": "typ_p"}
 ALIASES |= {"typical_p": "typ_p"} | {name.replace("_", ""): name for name in SAMPLERS}
@@ -37,7 +38,7 @@ def adjusts_scaled(samplers: Sequence[str]) -> bool:
 
 
 def sampler_of(name: str) -> str | None:
-    """The name of SAMPLERS that a text means (Top-K, nucleus); None if there is none."""
+    """The name of LETTERS that a text means (Top-K, nucleus); None if there is none."""
     plain = name.strip().lower().replace("-", "_")
     found = ALIASES.get(plain, plain)
     return found if found in LETTERS else None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .dry import MAX_BREAKER_TAIL, Breakers
-from .order import MAX_SAMPLERS, OFF, SAMPLERS, sampler_of
+from .order import LETTERS, MAX_SAMPLERS, OFF, SAMPLERS, sampler_of
 
 MASK64 = (1 << 64) - 1
 DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default
@@ -48,9 +48,10 @@ class SamplingParams:
     `logit_bias` maps at most MAX_BIASES ids to what is added to their logits; -inf forbids one.
     `dry_breakers` are token sequences across which DRY sees no repetition, at most MAX_BREAKERS of
     at most MAX_BREAKER_TOKENS: `breaker_sequences` makes them. `samplers` are the links that are
-    wanted, in order, by llama.cpp's names (`order.SAMPLERS`); others are off. adaptive_p always is
-    the last. `mirostat` takes the place of all of them but for the temperature. Numbers and
-    collections are copied: what the caller changes afterwards is not seen.
+    wanted, in order, by llama.cpp's names (`order.LETTERS`); others are off, and infill is off
+    unless it is named. adaptive_p always is the last. `mirostat` takes the place of all of them but
+    for the temperature. Numbers and collections are copied: what the caller changes afterwards is
+    not seen.
     """
 
     seed: int = number(-1, -1, MASK64, "an integer of 64 bits, or -1 for a random one")
@@ -171,18 +172,18 @@ def _breakers(given: object) -> Breakers:
 
 
 def _samplers(given: object) -> tuple[str, ...]:
-    """samplers, checked, by the names of SAMPLERS."""
+    """samplers, checked, by the names of LETTERS."""
     if given is SAMPLERS:
         return SAMPLERS
     if not isinstance(given, (tuple, list)) or not all(isinstance(name, str) for name in given):
-        raise ValueError(f"samplers is {given!r:.60}: give names of {', '.join(SAMPLERS)}")
+        raise ValueError(f"samplers is {given!r:.60}: give names of {', '.join(LETTERS)}")
     if len(given) > MAX_SAMPLERS:
         raise ValueError(f"samplers has {len(given)} names: give at most {MAX_SAMPLERS}")
     names = []
     for name in given:
         found = sampler_of(name)
         if found is None:
-            raise ValueError(f"samplers has {name!r:.60}: give some of {', '.join(SAMPLERS)}")
+            raise ValueError(f"samplers has {name!r:.60}: give some of {', '.join(LETTERS)}")
         names.append(found)
     return tuple(names)
 

@@ -17,7 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .filters import Candidates
-from .links import ADJUSTMENTS, FEEDBACKS, FILTERS, Adjustment, Filter, Link, State
+from .infill import TokenTexts
+from .links import (
+    ADJUSTMENTS,
+    FEEDBACKS,
+    FILTERS,
+    TOKEN_FILTERS,
+    Adjustment,
+    Filter,
+    Link,
+    State,
+    TokenFilter,
+)
 from .mask import TokenMask, allowed_tokens, fill_checked, in_force, n_words, waits
 from .order import SAMPLERS
 from .params import MASK64, SamplingParams, in_effect
@@ -39,9 +50,12 @@ def uniform(seed: int, counter: int) -> float:
     return (z >> 40) * 2.0**-24
 
 
+Chained = Adjustment | Filter | TokenFilter
+
+
 class Chain:
-    """The links that parameters turn on, in order: `adjustments`; `filters`, with the adjustments
-    that come after one; and a `feedback`, or None.
+    """The links that parameters turn on, in order: `adjustments`; `filters` of both kinds, with the
+    adjustments that come after one; and a `feedback`, or None.
 
     params: those in effect. greedy: the chain comes down to the highest adjusted logit. Then no
     draw matters, and links that always keep the best candidate are left out. has_kernels: every
@@ -49,9 +63,9 @@ class Chain:
     """
 
     def __init__(self, params: SamplingParams) -> None:
-        default: list[Adjustment | Filter] = [*ADJUSTMENTS, *FILTERS]
+        default: list[Chained] = [*ADJUSTMENTS, *FILTERS, *TOKEN_FILTERS]
         links = [x for x in _in_order(default, params.samplers) if x.active(params)]
-        n = next((i for i, x in enumerate(links) if isinstance(x, Filter)), len(links))
+        n = next((i for i, x in enumerate(links) if not isinstance(x, Adjustment)), len(links))
         self.adjustments = [x for x in links[:n] if isinstance(x, Adjustment)]
         rest = links[n:]
         filters = [link for link in rest if isinstance(link, Filter)]
@@ -73,7 +87,8 @@ class Sampler:
     latter. The state of a feedback is kept for each draw, so that draws can be repeated. `params`
     are those in effect. `history` is the prompt and every accepted token; a last one ~r is what the
     step under way samples at its row r. `mask` drops tokens before everything else, and sees every
-    accepted token but not the prompt. ValueError where a biased id is not in the vocabulary.
+    accepted token but not the prompt. `tokens` is a tokenizer, for links that ask for one.
+    ValueError where a biased id is not in the vocabulary, or such a link has no tokenizer.
     """
 
     def __init__(
@@ -82,12 +97,16 @@ class Sampler:
         n_vocab: int,
         history: Iterable[int] = (),
         mask: TokenMask | None = None,
+        tokens: TokenTexts | None = None,
     ):
         beyond = [token for token in params.logit_bias if not 0 <= token < n_vocab]
         if beyond:
             raise ValueError(f"logit_bias names token {beyond[0]}: ids go from 0 to {n_vocab - 1}")
         self.params = in_effect(params)
         self.chain = Chain(self.params)
+        self.tokens = tokens
+        if tokens is None and any(isinstance(x, TokenFilter) for x in self.chain.filters):
+            raise ValueError("samplers has infill: it needs a tokenizer")
         self._states: list[State] = []  # of the feedback before each draw
         if self.chain.feedback:
             self._states.append(self.chain.feedback.start(self.params))
@@ -204,9 +223,19 @@ class Sampler:
         for link in self.chain.filters:
             if isinstance(link, Filter):
                 found = link.apply(found, self.params, chance)
+            elif isinstance(link, TokenFilter):
+                found = self._token_filtered(found, link, allowed)
             else:
                 found = self._adjusted_few(found, link)
         return found
+
+    def _token_filtered(
+        self, found: Candidates, link: TokenFilter, allowed: NDArray[np.bool_] | None
+    ) -> Candidates:
+        """Returns what a filter leaves that may choose the end; all, if the mask forbids that."""
+        assert self.tokens is not None
+        left = link.apply(found, self.tokens)
+        return left if allowed is None or allowed[left[0]].all() else found
 
     def _fed_back(self, found: Candidates, draw: int) -> Candidates:
         """Returns what the feedback leaves of candidates."""
@@ -241,9 +270,7 @@ class Sampler:
         return logits
 
 
-def _in_order(
-    links: Iterable[Adjustment | Filter], samplers: Sequence[str]
-) -> list[Adjustment | Filter]:
+def _in_order(links: Iterable[Chained], samplers: Sequence[str]) -> list[Chained]:
     """The links in the order of their names; without one, at their place in llama.cpp's order, or
     first in any other.
     """

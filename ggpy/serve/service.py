@@ -34,9 +34,10 @@ from ..tokenizer.renderer import MOST_BUSY
 from .answers.answer import Answering
 from .answers.constraints import ChatConstraints, limited, schemas
 from .answers.merge import cancel_all
-from .answers.vectors import Input, Vectors
+from .answers.vectors import Vectors
 from .answers.worker import EngineWorker, Full, Ticket
 from .api.native import Infill
+from .api.prompts import Prompt, tokens_of
 from .errors import RETRY_AFTER, ApiError, overflow_error
 from .events import AnswerOptions, ChatRequest, Constraint
 from .fields import Fields
@@ -97,17 +98,17 @@ class ModelService:
         rendered = await self._render(request)
         ids = await self._encoded(rendered)
         opened = self.format.opens_reasoning(rendered)
-        either = self._constraints.call_or_json(request)
+        either = self._constraints.call_or_json(request, opened)
         constraint = self._constraints.of(request, opened)
         answers: list[Answering] = []
         with _all_or_none(answers):
             for options in _seeded(self._timed(request.options), n):
                 parser = self.format.parser(
                     tools=schemas(request.tools) or None,
-                    reasoning=request.reasoning and self.settings.reasoning_format != "none",
+                    reasoning=request.reasoning,
                     reasoning_open=opened,
                 )
-                grammar = await self._chat_mask(either, constraint)
+                grammar = await self._chat_mask(either, constraint, request.options.constraint)
                 budget = self._budget(request, opened, grammar)
                 ticket = self._begin(ids, options, client, grammar, bool(self._markers), budget)
                 answers.append(
@@ -145,7 +146,7 @@ class ModelService:
         return await self._render(self._checked(request))
 
     async def embed(
-        self, inputs: Sequence[Input], client: str, norm: int = EUCLIDEAN
+        self, inputs: Sequence[Prompt], client: str, norm: int = EUCLIDEAN
     ) -> list[tuple[NDArray[np.float32], int]]:
         """As `Vectors.embed`."""
         return await self._vectors.embed(inputs, norm)
@@ -201,8 +202,7 @@ class ModelService:
     async def _ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
         if not isinstance(prompt, str):
             return prompt
-        encode = partial(self.tokenizer.encode, parse_special=True)
-        return await _aside(len(prompt), encode, prompt)
+        return await _aside(len(prompt), tokens_of, prompt, self.tokenizer)
 
     async def _encoded(self, rendered: str) -> list[int]:
         return await _aside(len(rendered), self.tokenizer.encode_chat, rendered)
@@ -236,7 +236,7 @@ class ModelService:
     def _is_plain(self, request: ChatRequest) -> bool:
         """Whether an answer must have no reasoning, even if the template opens it by all means."""
         enabled = request.template_variables.get("enable_thinking")
-        return request.options.constraint is not None or enabled is False
+        return enabled is False or not self._constraints.allow_reasoning(request)
 
     def _timed(self, options: AnswerOptions) -> AnswerOptions:
         """The options, with the server's limit of time where they have none."""
@@ -248,12 +248,11 @@ class ModelService:
         """The request as it is answered: without tools that may not be called, with the server's
         template variables and budget of reasoning, and with instructions where the template says
         nothing of tools.
-
-        A constraint turns reasoning off, because it holds from the first token on.
         """
         variables: dict[str, Any] = dict(self.settings.template_variables)
         request = limited(request, self.settings)
-        if request.reasoning_budget == 0 or request.options.constraint is not None:
+        asked = replace(request, template_variables=variables | dict(request.template_variables))
+        if request.reasoning_budget == 0 or not self._constraints.allow_reasoning(asked):
             variables["enable_thinking"] = False
         elif request.reasoning_budget > 0:
             variables.setdefault("thinking_budget", request.reasoning_budget)
@@ -273,10 +272,10 @@ class ModelService:
         self, request: ChatRequest, opened: bool, grammar: TokenMask | None
     ) -> ReasoningBudget | None:
         """What ends the reasoning of an answer; None where nothing does, or where there is none,
-        because a constraint holds from the first token on.
+        because a grammar holds from the first token on.
         """
-        limit = request.reasoning_budget
-        if request.options.constraint is not None or (limit < 0 and not request.reasoning_control):
+        limit, allowed = request.reasoning_budget, self._constraints.allow_reasoning(request)
+        if not allowed or (limit < 0 and not request.reasoning_control):
             return None
         return reasoning_budget(
             self.format,
@@ -288,13 +287,20 @@ class ModelService:
         )
 
     async def _chat_mask(
-        self, either: Constraint | None, constraint: Constraint | None
+        self, either: Constraint | None, constraint: Constraint | None, given: Constraint | None
     ) -> TokenMask | None:
-        """The mask of an answer to a conversation: of `either`, if that is given and supported."""
+        """The mask of an answer to a conversation: of `either`, if that is given and supported.
+        given: what `constraint` was made of, whose errors are told in its own terms.
+        """
         if either is not None:
             with suppress(ApiError):  # a tool's schema is not supported: there are no calls then
                 return await self._mask(either)
-        return await self._mask(constraint)
+        try:
+            return await self._mask(constraint)
+        except ApiError:
+            if given is not constraint:
+                await self._mask(given)
+            raise
 
     async def _mask(self, constraint: Constraint | None) -> TokenMask | None:
         if constraint is None:

@@ -94,6 +94,11 @@ class Tokenizer:
         return self._vocab.named.get("eos")
 
     @property
+    def end_of_turn_id(self) -> int | None:
+        """The token that ends an answer in a conversation, or else `eos_id`."""
+        return self._vocab.named.get("eot", self.eos_id)
+
+    @property
     def infill_ids(self) -> dict[str, int]:
         """The vocabulary's tokens for filling in the middle, by role: "pre", "suf", "mid", "pad",
         "rep" (before the name of a repository) and "sep" (before the name of a file).

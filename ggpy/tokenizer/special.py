@@ -19,6 +19,11 @@ END_TEXTS = (
     *("<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~["),
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )
+# Those of them that end a turn of a conversation; of several in a vocabulary the first.
+TURN_TEXTS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
+    *("<EOT>", "_<EOT>", "[EOT]", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<end_of_utterance>"),
+)
 # Tokens for filling in the middle, which files may name by a key instead.
 FIM_TEXTS = {
     "fim_pre": (
@@ -54,6 +59,8 @@ def mark(vocab: Vocabulary) -> frozenset[int]:
         vocab.types[id] = TokenType.CONTROL
     for id in _present(vocab, SHOWN_TEXTS):
         vocab.types[id] = TokenType.USER_DEFINED
+    if turns := _present(vocab, TURN_TEXTS):
+        vocab.named.setdefault("eot", turns[0])
     texts = {vocab.tokens[id] for id in ends}
     if _end_is_a_part(texts):
         _demote(vocab, ends, "<|end|>", TokenType.USER_DEFINED)

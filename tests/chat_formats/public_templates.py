@@ -406,6 +406,58 @@ IN_WORDS = (
     '{"tool_call": {"name": "add_note", "arguments": {"text": "12"}}}'
 )
 
+MARK = "]<]minimax[>["
+MINIMAX_M3 = r"""
+{%- set mark = ']<]minimax[>[' -%}
+{%- macro inner(v) -%}
+{%- if v is mapping -%}
+{%- for k, x in v.items() if x is not none %}{{ element(k, x) }}{% endfor -%}
+{%- elif v is iterable and v is not string -%}
+{%- for x in v %}{{ element('item', x) }}{% endfor -%}
+{%- else -%}{{ v | tojson if v is boolean else v }}{%- endif -%}
+{%- endmacro -%}
+{%- macro element(k, v) -%}
+{{ mark + '<' + k + '>' }}{{ inner(v) }}{{ mark + '</' + k + '>' }}
+{%- endmacro -%}
+{{- ']~!b[]~b]system\nYou are MiniMax-M3.[e~[\n' -}}
+{%- if tools -%}
+{{ ']~b]developer\n<tools>\n' }}
+{%- for t in tools -%}<tool>{{ t.function | tojson }}</tool>{%- endfor -%}
+{{ '</tools>\n\n' + mark + '<tool_call>\n' + mark + '<invoke name="tool-name-1">' }}
+{{- element('param-1', ['value-1']) + mark + '</invoke>\n' + mark + '</tool_call>[e~[\n' }}
+{%- endif -%}
+{%- for m in messages -%}
+{%- if m.role == 'assistant' -%}
+{{ ']~b]ai\n' }}
+{%- if m.reasoning_content -%}<mm:think>{{ m.reasoning_content }}{%- endif -%}
+</mm:think>{{ m.content or '' }}
+{%- if m.tool_calls -%}
+{{ mark + '<tool_call>\n' }}
+{%- for c in m.tool_calls -%}
+{{ mark + '<invoke name="' + c.function.name + '">' }}{{ inner(c.function.arguments) }}
+{{- mark + '</invoke>\n' }}
+{%- endfor -%}
+{{ mark + '</tool_call>' }}
+{%- endif -%}
+{{ '[e~[\n' }}
+{%- elif m.role == 'tool' -%}
+{{ (']~b]tool\n' if loop.first or loop.previtem.role != 'tool') ~ '<response>' }}
+{{- m.content + '</response>' + ('[e~[\n' if loop.last or loop.nextitem.role != 'tool' else '\n') }}
+{%- else -%}
+{{ ']~b]' + m.role + '\n' + m.content + '[e~[\n' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ ']~b]ai\n' }}
+{%- if thinking_mode == 'enabled' %}<mm:think>{% endif -%}
+{%- if thinking_mode == 'disabled' %}</mm:think>{% endif -%}
+{%- endif -%}
+"""
+MINIMAX_M3_CALLS = """@<tool_call>
+@<invoke name="get_weather">@<city>S\u00e3o "Paulo"@</city>@<days>3@</days>@<exact>true@</exact>\
+@<tags>@<item>a, b@</item>@<item>]@</item>@</tags>@</invoke>
+@<invoke name="add_note">@<text>12@</text>@</invoke>
+@</tool_call>""".replace("@", MARK)
 PUBLISHED = {  # name of the format -> family
     "seed-oss": Published(SEED, SEED_CALLS, "<seed:think>", "</seed:think>\n"),
     "gemma3": Published(GEMMA3, GEMMA3_CALLS),
@@ -442,5 +494,6 @@ PUBLISHED = {  # name of the format -> family
         opened=True,
         said=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
     ),
+    "minimax-m3": Published(MINIMAX_M3, MINIMAX_M3_CALLS, "<mm:think>", "</mm:think>"),
     "generic": Published(PLAIN, IN_WORDS, in_words=True),
 }

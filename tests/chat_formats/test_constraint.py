@@ -8,7 +8,12 @@ import pytest
 from chat_formats.families import SCHEMAS, read
 
 from ggpy.chat_formats import NAMES, by_name
-from ggpy.chat_formats.constraint import call_grammar, can_answer_instead
+from ggpy.chat_formats.constraint import (
+    call_grammar,
+    can_answer_after_reasoning,
+    can_answer_instead,
+    json_grammar,
+)
 
 llguidance = pytest.importorskip("llguidance", reason="needs the extra 'grammar'")
 BYTES = llguidance.LLTokenizer("byte")
@@ -29,6 +34,8 @@ HY3 = ("<tool_calls:opensource>\n<tool_call:opensource>add_note<tool_sep:opensou
        "<arg_key:opensource>text</arg_key:opensource>\n"
        "<arg_value:opensource>x</arg_value:opensource>\n</tool_call:opensource>\n"
        "</tool_calls:opensource>")  # fmt: skip
+M3 = '@<tool_call>\n@<invoke name="add_note">@<text>x@</text>@</invoke>\n@</tool_call>'
+M3 = M3.replace("@", "]<]minimax[>[")
 FUNCTIONARY = 'add_note\n{"text": "x"}'
 NEXT = "<|eom|><|start|>assistant"
 NOTE = '{"name": "add_note", "arguments": {"text": "x"}}'
@@ -55,6 +62,7 @@ ACCEPTED = {
     "solar": [SOLAR, f"<|think|>Hm.<|end|><|begin|>assistant{SOLAR}"],
     "kimi-k3": [K3, K3_THOUGHT + K3],
     "hy3": [HY3],
+    "minimax-m3": [M3, f"<mm:think>Hm.</mm:think>{M3}", M3.replace("\n", "")],
     "functiongemma": ["<start_function_call>call:add_note{text:<escape>x<escape>}"
                       "<end_function_call>"],
     "functionary-v3.2": [FUNCTIONARY],
@@ -70,6 +78,7 @@ REFUSED = {
     "kimi-k3": [K3.replace("add_note", "rm"), K3.replace("string", "number"),
                 K3.replace('index="1"', 'index="x"'), K3.replace("<|close|>call<|sep|>", "")],
     "hy3": [HY3.replace("add_note", "rm"), HY3.replace("<tool_sep:opensource>", "")],
+    "minimax-m3": [M3.replace("add_note", "rm"), M3.replace("</text>", "</t>"), M3[:-1], "x"],
     "functionary-v3.2": [f">>>{FUNCTIONARY}", "all\nHello", FUNCTIONARY.replace("note", "n")],
     "mistral": ["[TOOL_CALLS][]", f"[TOOL_CALLS]{NOTE}"],
     "mistral-args": ["[TOOL_CALLS]rm[ARGS]{}", '[TOOL_CALLS]add_note[ARGS]{"t": "x"}'],
@@ -292,3 +301,55 @@ def test_a_schema_that_is_too_deep_is_an_error() -> None:
         call_grammar(by_name("hermes"), {"f": schema})
     with pytest.raises(ValueError, match="too deep"):
         call_grammar(by_name("gemma4"), {"f": schema})
+
+
+def test_nested_tags_follow_the_schema() -> None:
+    entry = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    properties = {"list": {"type": "array", "items": entry}, "flag": {"type": "boolean"}}
+    properties |= {"kind": {"enum": ["a", "b"]}, "any": {"type": "object"}}
+    schema = {"type": "object", "properties": properties, "required": ["list"]}
+    grammar = call_grammar(by_name("minimax-m3"), {"make": schema})
+    n, texts = "@<item>@<n>%s@</n>@</item>", {"[1, 2]": True, "[]": True, "[x]": False}
+    for shown, good in texts.items():
+        items = "".join(n % x for x in shown[1:-1].split(", ") if x)
+        inside = f"@<list>{items}@</list>@<flag>true@</flag>@<kind>b@</kind>@<any>{{}}@</any>"
+        call = f'@<tool_call>\n@<invoke name="make">{inside}@</invoke>\n@</tool_call>'
+        assert accepts(grammar, call.replace("@", "]<]minimax[>[")) == good, shown
+
+
+REASONED = {
+    "hermes": ("<think>a {</think>\n\n", ""),
+    "harmony": ("<|channel|>analysis<|message|>a {<|end|><|start|>assistant",
+                "<|channel|>final<|message|>"),
+    "muse-glimmer": (" to=self<|message|>a {<|eom|><|start|>assistant", " to=user<|message|>"),
+    "minimax-m3": ("<mm:think>a {</mm:think>", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REASONED)
+def test_json_after_reasoning(name: str) -> None:
+    """Reasoning may be missing, or may have begun in the prompt; the parser reads the same."""
+    thought, header = REASONED[name]
+    chat_format, answer = by_name(name), header + '{"n": [1, 2]}'
+    assert can_answer_after_reasoning(chat_format, {})
+    grammar = json_grammar(chat_format, {"type": "object"})
+    for text, good in (
+        *((answer, True), (thought + answer, True), (thought + thought + answer, False)),
+        *((thought + header + "Hello", False), (thought, False), (thought + answer + "}", False)),
+    ):
+        assert accepts(grammar, text) == good, text
+    found = read(chat_format, [thought + answer], None)
+    assert (found.text, found.reasoning) == (answer.removeprefix(header), "a {")
+    none = json_grammar(chat_format, {"type": "object"}, reasoning_limit=0)
+    assert accepts(none, answer) and not accepts(none, thought + answer)
+    if chat_format.channels is None:
+        opened = json_grammar(chat_format, {"type": "object"}, reasoning_open=True)
+        begun = thought.removeprefix(chat_format.reasoning_open)
+        assert accepts(opened, begun + answer) and not accepts(opened, answer)
+
+
+def test_reasoning_that_begins_like_json_must_have_a_token_for_that() -> None:
+    chat_format = by_name("mistral")
+    assert not can_answer_after_reasoning(chat_format, {})
+    assert can_answer_after_reasoning(chat_format, {"[THINK]": 7})
+    assert not can_answer_after_reasoning(by_name("solar"), {}), "whose text has a marker before it"

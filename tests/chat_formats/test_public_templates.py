@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from chat_formats.families import CALLS, TOOLS, Answer, calling, read
-from chat_formats.public_templates import PUBLISHED, Published
+from chat_formats.public_templates import MARK, PUBLISHED, Published
 
 from ggpy.chat_formats import ChatFormat, by_name, detect
 from ggpy.tokenizer.chat import checked_messages, form_of, render
@@ -81,10 +81,12 @@ def _first(name: str, calls: str) -> str:
         return calls.replace('add_note(text="12")\n', "")
     ends = {"seed-oss": "</seed:tool_call>", "minicpm5": "</function>", "generic": "}}}"}
     ends |= {"kimi-k2": "<|tool_call_end|>", "kimi-k3": "<|close|>call<|sep|>"}
+    ends |= {"minimax-m3": f"{MARK}</invoke>\n"}
     end = {**ends, "solar": "<|tool_call:end|>"}.get(name, "</\uff5cDSML\uff5cinvoke>\n")
     head, _, rest = calls.partition(end)
     section = rest.rpartition("\n")[2] if name.startswith("deepseek") else ""
     closers = {"kimi-k2": "<|tool_calls_section_end|>", "kimi-k3": "<|close|>tools<|sep|>"}
+    closers |= {"minimax-m3": f"{MARK}</tool_call>"}
     section = closers.get(name, section)
     return head + end + section
 
@@ -120,6 +122,38 @@ def test_values_in_cdata() -> None:
     assert read(found, list(text)) == whole
     number = '<function name="get_weather"><param name="days"><![CDATA[3]]></param></function>'
     assert read(found, list(number)).parsed() == [("get_weather", {"days": 3})]
+
+
+def test_values_in_nested_tags() -> None:
+    """Lists and objects of any depth, with a schema or without; a string has any text in it."""
+    found = detect(rendering(PUBLISHED["minimax-m3"].source))
+    entry = {"type": "object", "properties": {"x": {"type": "integer"}, "t": {"type": "string"}}}
+    told = {"list": {"type": "array", "items": entry}, "none": {"type": "array"}}
+    told |= {"empty": {"type": "object"}, "either": {"type": ["string", "null"]}}
+    schemas = {"make": {"type": "object", "properties": {"o": {"properties": told}}}}
+    value = {"list": [{"x": 1, "t": "5"}, {"x": 2, "t": "<b>\n]"}], "none": [], "empty": {}}
+    arguments = {"o": {**value, "either": "7"}, "free": {"k": [1, {"q": "w"}, "x y"]}}
+    prompt = rendering(PUBLISHED["minimax-m3"].source)([USER, calling([("make", arguments)])])
+    text = prompt[prompt.rindex(f"{MARK}<tool_call>") : prompt.rindex("[e~[")]
+    whole = read(found, [text], schemas)
+    assert (whole.parsed(), whole.text) == ([("make", arguments)], "")
+    assert read(found, list(text), schemas) == whole
+    cut = text[: text.index("<b>") + 4]
+    assert read(found, [cut], schemas).calls[0][1].endswith('"t": "<b>\\n'), "as far as it came"
+    empty = f'{MARK}<tool_call>{MARK}<invoke name="make">{MARK}</invoke>{MARK}</tool_call>Hi'
+    assert read(found, list(empty), schemas) == Answer("Hi", calls=[("make", "{}")], ended=1)
+    other = empty.replace("make", "rm")
+    assert read(found, list(other), schemas).text == other, "which is no tool"
+
+
+def test_an_answer_may_begin_with_the_end_of_no_reasoning() -> None:
+    found = detect(rendering(PUBLISHED["minimax-m3"].source))
+    assert read(found, list("</mm:think>Hi.")) == Answer("Hi.")
+    assert read(found, ["</mm:think>Hi."], reasoning=False) == Answer("</mm:think>Hi.")
+    variables = {"thinking_mode": "enabled"}
+    prompt = rendering(PUBLISHED["minimax-m3"].source)([USER], TOOLS, variables)
+    assert found.opens_reasoning(prompt)
+    assert read(found, list("Hm.</mm:think>Hi."), reasoning_open=True) == Answer("Hi.", "Hm.")
 
 
 def test_a_format_without_calls_leaves_them_in_the_text() -> None:

@@ -379,6 +379,7 @@ def test_only_what_is_given_is_passed_on() -> None:
         (("--samplers", ""), ()),
         (("--sampler-seq", "tka"), ("temperature", "top_k", "adaptive_p")),
         (("--samplers", "top_k", "--sampling-seq", "mm"), ("min_p", "min_p")),
+        (("--sampler-seq", "kit"), ("top_k", "infill", "temperature")),
     ],
 )
 def test_the_order_of_samplers(given: tuple[str, ...], samplers: tuple[str, ...]) -> None:
@@ -389,8 +390,8 @@ def test_the_order_of_samplers(given: tuple[str, ...], samplers: tuple[str, ...]
     ("given", "message"),
     [
         (
-            ("--samplers", "top_k;infill"),
-            "there is no sampler 'infill': give some of penalties (e)",
+            ("--samplers", "top_k;fill"),
+            "there is no sampler 'fill': give some of penalties (e)",
         ),
         (("--sampler-seq", "kz"), "there is no sampler 'z'"),
         (("--mirostat", "3"), "mirostat is 3: it must be 0 (off), 1 or 2"),

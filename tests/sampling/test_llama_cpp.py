@@ -69,3 +69,24 @@ def test_probabilities_of_draws_equal_llama_cpps(
         monkeypatch.setattr("ggpy.sampling.sampler.uniform", lambda *_, u=middle: u)
         assert sampler.sample(row) == token
         sampler.accept(token)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_infill_leaves_what_llama_cpps_leaves(llama_cpp: Any, seed: int) -> None:
+    """Of a few texts that begin alike, and an end that is more or less probable than they."""
+    from ggpy.serve.api.options import sampling_params
+    from ggpy.serve.fields import Fields
+
+    oracle, model = llama_cpp
+    tokens, rng = model.tokenizer, np.random.default_rng(seed)
+    alike = [id for id in range(453) if tokens.piece(id).startswith((b" w", b" t", b"th", b"he"))]
+    bias = [[id, rng.uniform(11, 13)] for id in rng.choice(alike, 6, replace=False).tolist()]
+    bias.append([tokens.end_of_turn_id, [-99.0, 3.0, 9.0, 14.0][seed % 4]])
+    body = {"samplers": ["kit", "tki"][seed // 4], "top_k": 12, "temperature": 0.7}
+    body |= {"seed": seed, "logit_bias": bias if seed else []}
+    prompt = oracle.tokenize(PROMPT)
+    (expected,) = oracle.draws(prompt, 1, **body)[1]
+    params = sampling_params(Fields(body), tokens, SamplingParams())
+    ids, p = Sampler(params, 453, prompt, None, tokens).probabilities(model.logits(prompt)[-1])
+    ours = dict(zip(ids.tolist(), p.tolist(), strict=True))
+    assert all(abs(ours.get(id, 0) - expected.get(id, 0)) < 2e-3 for id in ours | expected)

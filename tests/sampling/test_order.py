@@ -15,11 +15,12 @@ from ggpy.sampling import (
     FILTERS,
     RANGES,
     SAMPLERS,
+    TOKEN_FILTERS,
     Sampler,
     SamplingParams,
     in_effect,
 )
-from ggpy.sampling.order import OFF, sampler_of, samplers_of_letters
+from ggpy.sampling.order import LETTERS, OFF, sampler_of, samplers_of_letters
 
 ON: dict[str, Any] = {
     **{"seed": 1, "repeat_penalty": 1.5, "dry_multiplier": 0.5, "top_n_sigma": 2.0},
@@ -41,6 +42,7 @@ def names(params: SamplingParams) -> list[str]:
 def test_the_names_are_those_of_links_in_their_order() -> None:
     found = [link.name for link in (*ADJUSTMENTS, *FILTERS, *FEEDBACKS) if link.name]
     assert list(dict.fromkeys(found)) == list(SAMPLERS)
+    assert [link.name for link in TOKEN_FILTERS] == [n for n in LETTERS if n not in SAMPLERS]
     assert names(SamplingParams(**ON)) == list(SAMPLERS)
 
 
@@ -98,8 +100,8 @@ def test_spellings() -> None:
     assert SamplingParams(samplers=["Top-K", "nucleus", "temp", "typ", "minp"]).samplers == (  # type: ignore[arg-type]
         *("top_k", "top_p", "temperature", "typ_p", "min_p"),
     )
-    assert samplers_of_letters("edskypmxta") == SAMPLERS
-    assert sampler_of("infill") is None and sampler_of("") is None
+    assert samplers_of_letters("edskypmxta") == SAMPLERS and samplers_of_letters("i") == ("infill",)
+    assert sampler_of("Infill") == "infill" and sampler_of("fill") is sampler_of("") is None
 
 
 @pytest.mark.parametrize(

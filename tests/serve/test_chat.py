@@ -166,8 +166,9 @@ ALWAYS_THINKS = (
 def test_reasoning_that_a_template_always_opens() -> None:
     """It is closed where there is to be none: the answer must not be taken for reasoning."""
     off = {"enable_thinking": False}
+    form = {"type": "json_schema", "json_schema": {"schema": {"const": "a"}}}
     plain: list[dict[str, Any]] = [
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "a"}}}},
+        {"response_format": form, "chat_template_kwargs": off},
         {"grammar": 'root ::= "\\"a\\""', "chat_template_kwargs": {"enable_thinking": True}},
     ]
     with running(tool_format="hermes", chat_template=ALWAYS_THINKS) as server:
@@ -240,9 +241,9 @@ def test_a_tool_may_return_nothing() -> None:
     ("samplers", "order", "kept"),
     [
         (None, SAMPLERS, {"top_k": 5, "temperature": 0.5, "min_p": 0.2, "repeat_penalty": 1.5}),
-        (["temp", "top-k", "infill"], ("temperature", "top_k"), {"top_k": 5, "temperature": 0.5}),
+        (["temp", "top-k", "fill"], ("temperature", "top_k"), {"top_k": 5, "temperature": 0.5}),
         (["Top_K", "penalties"], ("top_k", "penalties"), {"top_k": 5, "repeat_penalty": 1.5}),
-        ("tm?", ("temperature", "min_p"), {"min_p": 0.2, "temperature": 0.5}),
+        ("tim?", ("temperature", "infill", "min_p"), {"min_p": 0.2, "temperature": 0.5}),
         ([], (), {}),
     ],
 )

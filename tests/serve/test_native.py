@@ -414,6 +414,19 @@ def test_progress_and_timings_of_a_response(
         assert events[-1]["timings"]["predicted_n"] == 4
 
 
+def test_infill_among_samplers(server: RunningServer) -> None:
+    """By name and by letter; alone it finds an end probable among all tokens of a flat model."""
+    for samplers in (["infill"], "i"):
+        body = {"prompt": "hello", "n_predict": 4, "samplers": samplers, "seed": 1}
+        answer = server.post("/completion", **body).json()
+        assert answer["generation_settings"]["samplers"] == ["infill"]
+        assert (answer["content"], answer["stop_type"], answer["tokens_predicted"]) == (
+            "",
+            "eos",
+            1,
+        )
+
+
 def test_probabilities_of_the_draw(server: RunningServer) -> None:
     """post_sampling_probs: only what the chain leaves has one, and they make up 1."""
     body: dict[str, Any] = {"prompt": "hello", "n_predict": 4, "seed": 1, "n_probs": 30}

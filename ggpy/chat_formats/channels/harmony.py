@@ -29,6 +29,10 @@ class Harmony(Messages):
     thought_open: ClassVar[str] = f"{CHANNEL}analysis{MESSAGE}"
     thought_close: ClassVar[str] = END
     thought_header: ClassVar[str] = r"<\|channel\|>\s*analysis\s*"
+    text_headers: ClassVar[tuple[str, ...]] = (
+        f"{CHANNEL}final{MESSAGE}",
+        f"{CHANNEL}final {CONSTRAIN}json{MESSAGE}",
+    )
 
     def call_headers(self, name: str) -> tuple[str, ...]:
         """The channel with the tool, or the role with it."""

@@ -23,8 +23,9 @@ class Messages:
 
     begins: markers that end a body and begin the header of the next message; ends: all that end a
     body. thought_open, thought_close: around reasoning; thought_header: pattern of all up to
-    <|message|> that begins reasoning; between: after it, and with thought_close
-    between two calls if `several` calls may stand in one answer.
+    <|message|> that begins reasoning; text_headers: what may stand before text, for a grammar;
+    between: after reasoning, and with thought_close between two calls if `several` calls may stand
+    in one answer.
     """
 
     markers: ClassVar[tuple[str, ...]]
@@ -33,6 +34,7 @@ class Messages:
     thought_open: ClassVar[str]
     thought_close: ClassVar[str]
     thought_header: ClassVar[str]
+    text_headers: ClassVar[tuple[str, ...]]
     between: ClassVar[str] = f"{START}assistant"
     several: ClassVar[bool] = False
 

@@ -34,6 +34,7 @@ class Recipients(Messages):
     thought_open: ClassVar[str] = f" to=self{MESSAGE}"
     thought_close: ClassVar[str] = MORE
     thought_header: ClassVar[str] = r"\bto=self\s*"
+    text_headers: ClassVar[tuple[str, ...]] = (f" to=user{MESSAGE}",)
     several: ClassVar[bool] = True
 
     def call_headers(self, name: str) -> tuple[str, ...]:

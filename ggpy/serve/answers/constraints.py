@@ -11,11 +11,17 @@ from dataclasses import replace
 from typing import Any
 
 from ...chat_formats import ChatFormat
-from ...chat_formats.constraint import call_grammar, can_answer_instead
+from ...chat_formats.constraint import (
+    call_grammar,
+    can_answer_after_reasoning,
+    can_answer_instead,
+    json_grammar,
+)
 from ..errors import ApiError
 from ..events import ChatRequest, Constraint
 from ..settings import ServerSettings
 
+JSON_KINDS = ("json_schema", "json_object")
 CHARACTERS_PER_TOKEN = 4  # about as many, in most languages and vocabularies
 
 
@@ -34,7 +40,7 @@ class ChatConstraints:
         opened: whether the prompt ends inside reasoning.
         """
         if request.tool_choice in ("auto", "none"):
-            return request.options.constraint
+            return self._form(request, opened)
         if request.options.constraint is not None:
             raise ApiError(
                 400,
@@ -59,7 +65,47 @@ class ChatConstraints:
             raise ApiError(400, str(error), param="tool_choice") from None
         return Constraint("lark", text, "tools")
 
-    def call_or_json(self, request: ChatRequest) -> Constraint | None:
+    def allow_reasoning(self, request: ChatRequest) -> bool:
+        """Whether the answer may begin with reasoning: without a constraint it always may. JSON
+        begins after reasoning, if the model has some and the request does not turn it off. A
+        grammar holds from the first token on, and an answer that has begun goes on as it is.
+        """
+        constraint = request.options.constraint
+        if constraint is None:
+            return True
+        begun = request.continues and request.messages[-1]["role"] == "assistant"
+        return (
+            constraint.kind in JSON_KINDS
+            and request.reasoning
+            and request.reasoning_budget != 0
+            and not begun
+            and request.template_variables.get("enable_thinking") is not False
+            and self._knows_reasoning
+            and can_answer_after_reasoning(self._format, self._markers)
+        )
+
+    def _form(self, request: ChatRequest, opened: bool) -> Constraint | None:
+        """What the options ask for, after reasoning where that is allowed."""
+        constraint = request.options.constraint
+        if constraint is None or not self.allow_reasoning(request):
+            return constraint
+        schema = _schema_of(constraint)
+        if schema is False:
+            return constraint  # which is refused
+        schema = {} if schema is True else schema
+        try:
+            text = json_grammar(
+                self._format,
+                schema,
+                special=self._markers,
+                reasoning_open=opened,
+                reasoning_limit=self._reasoning_limit(request, opened),
+            )
+        except ValueError as error:
+            raise ApiError(400, str(error), param=constraint.param) from None
+        return Constraint("lark", text, constraint.param)
+
+    def call_or_json(self, request: ChatRequest, opened: bool) -> Constraint | None:
         """The grammar of an answer that calls tools, or is the JSON that the options ask for: an
         agent gives its tools, and the form of its last answer, in each request. None where only one
         of them is given, or where the first characters do not tell them apart.
@@ -67,9 +113,9 @@ class ChatConstraints:
         constraint, tools = request.options.constraint, schemas(request.tools)
         if constraint is None or not tools or request.tool_choice != "auto":
             return None
-        if constraint.kind not in ("json_schema", "json_object"):
+        if constraint.kind not in JSON_KINDS:
             return None
-        schema = json.loads(constraint.text or '{"type": "object"}')
+        schema = _schema_of(constraint)
         if not can_answer_instead(self._format, self._markers) or not isinstance(schema, dict):
             return None
         try:
@@ -78,22 +124,29 @@ class ChatConstraints:
                 tools,
                 request.parallel_tool_calls,
                 special=self._markers,
-                reasoning_limit=0,
+                reasoning_open=opened,
+                reasoning_limit=self._reasoning_limit(request, opened),
                 answer=schema,
             )
         except ValueError:
             return None
         return Constraint("lark", text, constraint.param)
 
-    def _reasoning_limit(self, request: ChatRequest, opened: bool) -> int | None:
-        """Characters of reasoning before a call that is demanded: about half of the answer's
-        tokens; a budget counts tokens instead. There is none if the template does not know it, or
-        it is turned off.
-        """
+    @property
+    def _knows_reasoning(self) -> bool:
+        """Whether the template has reasoning."""
         closer = self._format.reasoning_close
-        known = self._format.channels is not None or closer in self._template
+        written = bool(closer) and closer in self._template
+        return written or self._format.reasoning_opened or self._format.channels is not None
+
+    def _reasoning_limit(self, request: ChatRequest, opened: bool) -> int | None:
+        """Characters of reasoning before what is demanded: about half of the answer's tokens; a
+        budget counts tokens instead. There is none if the template does not know it, or it is
+        turned off.
+        """
         enabled = request.template_variables.get("enable_thinking") is not False
-        if not opened and not (known and enabled):
+        allowed = enabled and self._knows_reasoning and self.allow_reasoning(request)
+        if not opened and not allowed:
             return 0
         n = request.options.max_tokens
         return None if n is None or request.reasoning_budget >= 0 else n * CHARACTERS_PER_TOKEN // 2
@@ -101,17 +154,26 @@ class ChatConstraints:
 
 def limited(request: ChatRequest, settings: ServerSettings) -> ChatRequest:
     """The request with the server's budget of reasoning, if it has none of its own; before a call
-    that is demanded, half of the answer's tokens at most.
+    or a form that is demanded, half of the answer's tokens at most.
     """
     budget, asked = request.reasoning_budget, request.template_variables.get("enable_thinking")
     if budget < 0 and not (settings.reasoning_budget == 0 and asked):
         budget = settings.reasoning_budget
-    n = request.options.max_tokens
-    if budget > 0 and n is not None and request.tool_choice not in ("auto", "none"):
-        budget = min(budget, n // 2)
+    n, has_form = request.options.max_tokens, request.options.constraint is not None
+    demanded = has_form or request.tool_choice not in ("auto", "none")
+    if n is not None and demanded and (budget > 0 or (budget < 0 and has_form)):
+        budget = min(budget, n // 2) if budget > 0 else n // 2
     message = request.reasoning_message
     message = settings.reasoning_message if message is None else message
-    return replace(request, reasoning_budget=budget, reasoning_message=message)
+    told_apart = request.reasoning and settings.reasoning_format != "none"
+    return replace(
+        request, reasoning=told_apart, reasoning_budget=budget, reasoning_message=message
+    )
+
+
+def _schema_of(constraint: Constraint) -> Any:
+    """The schema of a constraint that is JSON."""
+    return json.loads(constraint.text or '{"type": "object"}')
 
 
 def schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Embeddings and relevance between the steps of the engine: a few prompts at a time, so that the
 answers under way go on in between.
 
-Nothing here knows HTTP or the form of any API.
+Nothing here knows HTTP or the form of a body.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from ...runtime.embedding import EUCLIDEAN
 from ...runtime.embedding.prompts import checked_prompts
 from ...runtime.embedding.relevance import document_prompts, ranked
 from ...runtime.sequence import ContextOverflow
+from ..api.prompts import Prompt, tokens_of
 from ..errors import RETRY_AFTER, ApiError, overflow_error
 from .worker import EngineWorker
 
 AT_ONCE = 8  # documents that are ranked between two steps
 NONE = "none"  # llama.cpp's pooling by which each token has a vector
-
-Input = str | Sequence[int | str]  # a text, or ids with texts between them
 
 
 class Vectors:
@@ -38,7 +37,7 @@ class Vectors:
         self._model, self._worker, self._pooling = model, worker, pooling
 
     async def embed(
-        self, inputs: Sequence[Input], norm: int = EUCLIDEAN
+        self, inputs: Sequence[Prompt], norm: int = EUCLIDEAN
     ) -> list[tuple[NDArray[np.float32], int]]:
         """(vector[D], tokens) of each input, or (vectors[T, D], tokens) where the pooling is
         "none"; ApiError. norm: llama.cpp's embd_normalize, which vectors of single tokens ignore.
@@ -75,17 +74,10 @@ class Vectors:
                 scores += await self._worker.call(work)
         return [(score, len(ids)) for score, ids in zip(scores, prompts, strict=True)]
 
-    def _prompts(self, inputs: Sequence[Input]) -> list[list[int]]:
+    def _prompts(self, inputs: Sequence[Prompt]) -> list[list[int]]:
         """The ids of each text; errors name its place among all, not in a group."""
-        return checked_prompts(self._model.engine, [self._ids(x) for x in inputs], "input")
-
-    def _ids(self, entry: Input) -> Sequence[int]:
-        encode, ids = self._model.tokenizer.encode, list[int]()
-        if isinstance(entry, str):
-            return encode(entry)
-        for i, part in enumerate(entry):
-            ids += encode(part, add_special=not i) if isinstance(part, str) else [part]
-        return ids
+        ids = [tokens_of(prompt, self._model.tokenizer) for prompt in inputs]
+        return checked_prompts(self._model.engine, ids, "input")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from ...sampling import SamplingParams
 from ...tokenizer import Tokenizer
 from ..errors import ApiError, openai_error
 from ..events import AnswerOptions, AnswerToken, Event, Finished, PromptProgress, TextDelta
-from ..fields import Fields, is_whole
+from ..fields import Fields
 from ..http.sse import DONE
 from .chat import (
     MAX_N,
@@ -27,6 +27,7 @@ from .chat import (
     wants_usage,
 )
 from .options import MAX_PROBS, MAX_TOP_LOGPROBS, answer_options
+from .prompts import prompt_of, read_prompts, tokens_of
 from .timings import progress_of, timings_of, usage_of
 
 MAX_PROMPTS = 256
@@ -68,7 +69,7 @@ def read_completion(
         told = "echo with logprobs is not supported: a prompt has no log probabilities here"
         raise ApiError(400, told, param="echo")
     return CompletionCall(
-        prompts=read_prompts(body, tokenizer),
+        prompts=prompts_of(body, tokenizer),
         options=replace(options, top_logprobs=probs or top),
         n=n,
         echo=echo,
@@ -78,52 +79,15 @@ def read_completion(
     )
 
 
-def read_prompts(body: Fields, tokenizer: Tokenizer) -> list[PromptIds]:
-    """A text, ids, or a list of texts or of lists of ids; llama.cpp mixes ids and texts in one."""
-    given = body.raw("prompt")
-    prompts = given if isinstance(given, list) and not _is_mixed(given) else [given]
-    if not prompts or not all(_is_prompt(p) for p in prompts):
-        raise body.error("prompt", "a string, token ids, or a list of these")
-    if len(prompts) > MAX_PROMPTS:
-        told = f"prompt has {len(prompts)} entries: give at most {MAX_PROMPTS}"
-        raise ApiError(400, told, param="prompt")
-    return [_prompt(prompt, tokenizer) for prompt in prompts]
-
-
-def _prompt(given: Any, tokenizer: Tokenizer) -> PromptIds:
-    """A prompt as a text or as ids."""
-    if isinstance(given, dict):
-        if given.get("multimodal_data"):
-            told = "prompt has multimodal_data: this model reads text only"
-            raise ApiError(400, told, param="prompt")
-        return str(given["prompt_string"])
-    if isinstance(given, str):
-        return given
-    n, ids = tokenizer.n_vocab, []
-    for i, part in enumerate(given):
-        if isinstance(part, str):
-            ids += tokenizer.encode(part, add_special=not i, parse_special=True)
-        else:
-            ids.append(part)
-    if not all(0 <= id < n for id in ids):
+def prompts_of(body: Fields, tokenizer: Tokenizer) -> list[PromptIds]:
+    """The prompts of a body, as texts or as ids; ApiError 400."""
+    found = [prompt_of(*entry) for entry in read_prompts(body, "prompt", MAX_PROMPTS)]
+    prompts = [p if isinstance(p, str) else tokens_of(p, tokenizer) for p in found]
+    n = tokenizer.n_vocab
+    if not all(0 <= id < n for ids in prompts if isinstance(ids, list) for id in ids):
         told = f"prompt has ids that are not in the vocabulary: they go from 0 to {n - 1}"
         raise ApiError(400, told, param="prompt")
-    return ids
-
-
-def _is_prompt(value: Any) -> bool:
-    if isinstance(value, dict):
-        return isinstance(value.get("prompt_string"), str)
-    return isinstance(value, str) or _is_mixed(value)
-
-
-def _is_mixed(value: Any) -> bool:
-    """Whether a value is one prompt of ids, perhaps with texts between them."""
-    return (
-        isinstance(value, list)
-        and any(map(is_whole, value))
-        and all(isinstance(part, str) or is_whole(part) for part in value)
-    )
+    return prompts
 
 
 async def whole_completion(

@@ -14,21 +14,19 @@ from numpy.typing import NDArray
 
 from ...runtime.embedding import EUCLIDEAN
 from ..errors import ApiError
-from ..fields import Fields, is_whole
-from .reading import refuse, texts_of
+from ..fields import Fields
+from .prompts import Prompt, prompt_of, read_prompts
+from .reading import texts_of
 from .service import ServedModel
 
 MOST_INPUTS = 2048
-NEEDED = "a string, a list of strings, a list of token ids or a list of lists of token ids"
-
-Input = str | list[int | str]  # a text, or ids with texts between them
 
 
 @dataclass(frozen=True)
 class EmbeddingsCall:
     """A body, read. dimensions: None is those of the model. norm: llama.cpp's embd_normalize."""
 
-    inputs: list[Input]
+    inputs: list[Prompt]
     base64: bool = False
     dimensions: int | None = None
     norm: int = EUCLIDEAN
@@ -94,56 +92,19 @@ def _shown(vector: NDArray[np.float32], call: EmbeddingsCall) -> str | list[floa
     return vector.astype(np.float64).tolist()
 
 
-def _inputs(fields: Fields, name: str) -> list[Input]:
-    """The inputs of a field; a list that has a whole number is one input, and an object, too."""
-    value = fields.raw(name)
-    if not isinstance(value, (str, list, dict)):
-        raise fields.error(name, NEEDED)
-    if isinstance(value, dict):
-        return [_input(value, name)]
-    if isinstance(value, str) or any(map(_is_id, value)):
-        value = [value]
-    if len(value) > MOST_INPUTS:
-        told = f"{name} has {len(value)} entries: give at most {MOST_INPUTS}"
-        raise ApiError(400, told, param=name)
-    if not value:
-        raise ApiError(400, f"{name} is empty: give at least one text", param=name)
-    return [_input(entry, f"{name}[{i}]") for i, entry in enumerate(value)]
+def _inputs(fields: Fields, name: str) -> list[Prompt]:
+    return [_input(*entry) for entry in read_prompts(fields, name, MOST_INPUTS)]
 
 
-def _input(entry: Any, path: str) -> Input:
-    """One input: a text, ids with texts between them, or one of llama.cpp's objects."""
-    if isinstance(entry, dict):
-        return _input_of_object(Fields(entry, path))
-    if not (isinstance(entry, str) or _is_tokens(entry)):
-        told = f"{path} is {entry!r:.60}: it must be a string or a list of token ids"
-        raise ApiError(400, told, param=path)
-    if not entry:
+def _input(entry: Any, path: str) -> Prompt:
+    """A prompt that is not empty, or the text of {"content": [{"type": "text", ...}]}."""
+    if isinstance(entry, dict) and "prompt_string" not in entry:
+        fields = Fields(entry, path)
+        if not isinstance(fields.raw("content"), list):
+            raise fields.error("content", 'a list of {"type": "text", "text": ...}')
+        entry = "".join(texts_of(fields, "content", {"text": "text"}) or [])
+        path = fields.path("content")
+    prompt = prompt_of(entry, path)
+    if not prompt:
         raise ApiError(400, f"{path} is empty: give it a text or tokens", param=path)
-    return entry
-
-
-def _input_of_object(fields: Fields) -> Input:
-    """The input of {"prompt_string": ...}, or of {"content": [{"type": "text", ...}]}."""
-    if "prompt_string" in fields:
-        if "multimodal_data" in fields:
-            refuse(fields, "multimodal_data", "this model reads text only")
-        prompt = fields.raw("prompt_string")
-        if isinstance(prompt, dict):
-            raise fields.error("prompt_string", "a string or a list of token ids")
-        return _input(prompt, fields.path("prompt_string"))
-    if not isinstance(fields.raw("content"), list):
-        raise fields.error("content", 'a list of {"type": "text", "text": ...}')
-    texts = texts_of(fields, "content", {"text": "text"}) or []
-    return _input("".join(texts), fields.path("content"))
-
-
-def _is_tokens(value: Any) -> bool:
-    """Whether a value is a list of ids, perhaps with texts between them."""
-    if not isinstance(value, list) or (value and not any(map(_is_id, value))):
-        return False
-    return all(isinstance(part, str) or _is_id(part) for part in value)
-
-
-def _is_id(value: Any) -> bool:
-    return is_whole(value) and value >= 0
+    return prompt

@@ -15,7 +15,7 @@ from ..errors import ApiError, openai_error
 from ..events import AnswerOptions, AnswerToken, Event, Finished, PromptProgress, TextDelta
 from ..fields import Fields, is_whole
 from .chat import MAX_N, ChoiceText, drawn, sse
-from .completions import PromptIds, read_prompts
+from .completions import PromptIds, prompts_of
 from .generation_settings import settings_of
 from .options import MAX_PROBS, answer_options
 from .timings import progress_of, timings_of
@@ -58,7 +58,7 @@ def read_native(
     """
     name = "n_cmpl" if "n_cmpl" in body else "n"
     return NativeCall(
-        prompts=read_prompts(body, tokenizer) if prompt is None else [prompt],
+        prompts=prompts_of(body, tokenizer) if prompt is None else [prompt],
         options=options,
         n=body.integer(name, 1, 1, MAX_N) or 1,
         stream=body.flag("stream", False),
