@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from ..hub import known_names
 from ..util.messages import one_line
-from ..util.outcome import REFUSED
+from ..util.outcome import REFUSED, ended
 
 THREADS = "CPU threads (one for each core)"
 MODEL = f"a .gguf file, or a known model: {known_names()}"  # what MODEL means in every program
@@ -47,6 +47,15 @@ class Parser(argparse.ArgumentParser):
         print(f"{self.prog}: error: {told} ({hint}see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(REFUSED)
 
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; SystemExit 2 with one line where stdout takes nothing."""
+        self.say(self.format_help().rstrip("\n"))
+
+    def say(self, text: str) -> None:
+        """Print what was asked for instead of work; SystemExit 2 where stdout takes nothing."""
+        if status := ended(lambda: print(text) or 0, program=self.prog):
+            self.exit(status)
+
     def _nearest(self, word: str) -> str | None:
         """The long option that --help shows and that is most like the word."""
         from difflib import get_close_matches
@@ -59,10 +68,10 @@ class Parser(argparse.ArgumentParser):
 class Version(argparse.Action):
     """Prints the version, which is looked up only then."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+    def __call__(self, parser: Any, *_: object) -> None:
         from ..util.paths import version
 
-        print(f"ggpy {version()}")
+        parser.say(f"ggpy {version()}")
         parser.exit()
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +56,16 @@ def test_options_are_not_abbreviated(capsys: pytest.CaptureFixture[str]) -> None
     parser.add_argument("--json", action="store_true")
     with pytest.raises(SystemExit):
         parser.parse_args(["--js"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_that_nobody_can_read(option: str) -> None:
+    words = [sys.executable, "-m", "ggpy.run", option]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    told = "ggpy run: error: No space left on device\n"
+    assert (result.returncode, result.stderr) == (2, told)
 
 
 def test_help_keeps_words_and_paragraphs(monkeypatch: pytest.MonkeyPatch) -> None:
