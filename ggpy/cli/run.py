@@ -248,9 +248,12 @@ def continue_text(
     sequence = settings.add(model.engine, ids)
     if options.verbose:
         say(f"seed: {sequence.sampler.seed}")
-    figures = answer.stream(model.engine, sequence, (lambda text: None) if only_prompt else write)
-    if not only_prompt:
-        write("\n")  # text of a terminal, a pipe or a file ends with one; `-f` takes it away again
+    try:
+        show = (lambda text: None) if only_prompt else write
+        figures = answer.stream(model.engine, sequence, show)
+    finally:  # after Ctrl-C, too: text ends with a newline, which `-f` takes away again
+        if sequence.n_generated and not only_prompt:
+            write("\n")
     if only_prompt:
         figures.n_generated = 0
     elif sequence.finish == "context":
