@@ -42,8 +42,7 @@ class Parser(argparse.ArgumentParser):
         """Say what is wrong in one line and exit with 2."""
         told = one_line(_NO_NUMBER.sub(lambda m: f"{m[2]} is not {NUMBERS[m[1]]}", message))
         unknown = message.removeprefix(_UNKNOWN).split() if message.startswith(_UNKNOWN) else []
-        near = self._nearest(unknown[0]) if unknown else None
-        hint = f"did you mean {near}? " if near else ""
+        hint = self._hint(unknown[0]) if unknown else ""
         print(f"{self.prog}: error: {told} ({hint}see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(REFUSED)
 
@@ -55,6 +54,13 @@ class Parser(argparse.ArgumentParser):
         """Print what was asked for instead of work; SystemExit 2 where stdout takes nothing."""
         if status := ended(lambda: print(text) or 0, program=self.prog):
             self.exit(status)
+
+    def _hint(self, word: str) -> str:
+        """What may have been meant by a word that is unknown."""
+        if not word.startswith("-"):
+            return "the prompt is -p TEXT: " if "--prompt" in self._option_string_actions else ""
+        near = self._nearest(word)
+        return f"did you mean {near}? " if near else ""
 
     def _nearest(self, word: str) -> str | None:
         """The long option that --help shows and that is most like the word."""

@@ -51,6 +51,22 @@ def test_an_error_is_one_line_that_a_terminal_can_show(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == line + "\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["m.gguf", "hello", "you"], "hello you (the prompt is -p TEXT: see ggpy run --help)"),
+        (["--tempp=1"], "--tempp=1 (did you mean --temp? see ggpy run --help)"),
+        (["-hff", "x.gguf"], "name that with -hf USER/REPO"),
+    ],
+)
+def test_a_hint_says_what_may_have_been_meant(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        options.parse(words)
+    assert told in capsys.readouterr().err
+
+
 def test_options_are_not_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
     parser = Parser("show", "Show.")
     parser.add_argument("--json", action="store_true")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
-import re
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 
