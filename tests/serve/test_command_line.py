@@ -189,6 +189,8 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
     path.write_text("# none\n")
     with pytest.raises(ValueError, match="no keys"):
         settings(["m.gguf", "--api-key-file", str(path)])
+    with pytest.raises(ValueError, match="--api-key is empty"):  # as "$KEY" that is not set
+        settings(["m.gguf", "--api-key", ""])
 
 
 def test_variables_of_the_template() -> None:
