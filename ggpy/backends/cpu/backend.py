@@ -129,8 +129,12 @@ class Cpu(Reference):
         return found
 
     def weights_ready(self) -> None:
-        """End the line that tells of compilations."""
+        """End the line that tells of compilations; a note says if their code cannot be kept."""
         progress.close()
+        if progress.not_kept:
+            again = "compiled kernels cannot be kept, so the next start compiles them again"
+            self._note(f"{again}: {progress.not_kept}")
+            progress.not_kept = ""
 
     def allocate_cache(self, shape: CacheShape) -> None:
         """Zeroed pages, which take memory as they are written."""
