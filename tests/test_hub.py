@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -180,6 +181,14 @@ def test_an_unusable_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no lock of folders there")
+def test_a_full_disk_is_told_before_anything_is_fetched(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=150_000_000))
+    with pytest.raises(HubError, match=rf"needs 200 MB in {cache}, 150 MB are free there"):
+        hub.fetch(replace(MODEL, nbytes=100_000_000))
+
+
 def test_two_at_once_fetch_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched = []
 

@@ -317,7 +317,7 @@ def test_messages_of_another_form_are_refused(model, messages, words):
         ([], {}, "the prompt has no tokens"),
         (["a", 5], {}, "prompt 1 of the list: the prompt is 5: give ids"),
         ([[5], [5] * 90], {}, "prompt 1 of the list: context is 64 tokens, the prompt has 90"),
-        ([5] * 90, {}, "context is 64 tokens, the prompt has 90: raise n_ctx or shorten it$"),
+        ([5] * 90, {}, r"context is 64 tokens, the prompt has 90: raise n_ctx \(-c\) or shorten"),
         ([500], {}, "token id 500 is not in the vocabulary"),
         ("a", {"max_tokens": "5"}, "max_tokens is '5': it must be a whole number"),
         ("a", {"max_tokens": -1}, "max_tokens is -1: it must be 0 or more"),

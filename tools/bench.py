@@ -95,11 +95,7 @@ def bench(options: argparse.Namespace, command: str) -> int:
         from ggpy.bench import plot
 
         plot.require(options.plot)
-    for synthetic, name in options.models:
-        if synthetic:
-            from ggpy.evaluate.synthetic import parse
-
-            parse(name)
+    check_models(options.models)
     if options.profile:
         return profile(options, tests, command)
     machine = describe(options, command)
@@ -108,6 +104,23 @@ def bench(options: argparse.Namespace, command: str) -> int:
     if options.plot:
         plot.draw(rows, options.plot)
     return 1 if any(row["error"] for row in rows) else 0
+
+
+def check_models(models: Sequence[tuple[bool, str]]) -> None:
+    """ValueError for a shape or type that is unknown, and where there is no file of any model;
+    where others are there, the table says which one is missing.
+    """
+    from ggpy import hub
+    from ggpy.evaluate.synthetic import parse
+
+    missing: list[hub.HubError] = []
+    for synthetic, name in models:
+        try:
+            parse(name) if synthetic else hub.find(name)
+        except hub.HubError as error:
+            missing.append(error)
+    if len(missing) == len(models):
+        raise missing[0]
 
 
 def write(options: argparse.Namespace, rows: Iterator[Row], shown: Sequence[str]) -> list[Row]:

@@ -183,7 +183,8 @@ def mixed(options: argparse.Namespace) -> dict[str, Any]:
 def target(options: argparse.Namespace, name: str, type: str) -> Path:
     """Where the file goes."""
     path = Path(options.out or ".")
-    return path / f"{name}-{type}.gguf" if path.is_dir() else path
+    is_folder = path.is_dir() or (options.out or "").endswith("/")
+    return path / f"{name}-{type}.gguf" if is_folder else path
 
 
 def refuse_inputs(plan: ConversionPlan, inputs: Sequence[Path]) -> None:

@@ -164,3 +164,6 @@ class _MainGpu(argparse.Action):
         if values != "0":
             parser.error(f"{option_string} {values}: choose the GPU with --device cuda:{values}")
         namespace.unused = [*getattr(namespace, "unused", []), f"{option_string} 0"]
+
+
+OF_LLAMA_CPP = (_Unused, _GpuLayers, _MainGpu)  # the actions of this module

@@ -159,7 +159,9 @@ def check_model(parser: Parser, options: argparse.Namespace) -> None:
     if options.model and options.hf_repo:
         parser.error("give a MODEL or -hf, not both")
     if options.hf_file:
-        options.hf_repo = f"{(options.hf_repo or '').partition(':')[0]}:{options.hf_file}"
+        if not options.hf_repo:
+            parser.error("--hf-file is a file of a repository: name that with -hf USER/REPO")
+        options.hf_repo = f"{options.hf_repo.partition(':')[0]}:{options.hf_file}"
     if options.chat_template and options.chat_template_file:
         parser.error("give --chat-template or --chat-template-file, not both")
 

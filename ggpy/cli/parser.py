@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from ..hub import known_names
 from ..util.messages import one_line
-from ..util.outcome import REFUSED
+from ..util.outcome import REFUSED, ended
 
 THREADS = "CPU threads (one for each core)"
 MODEL = f"a .gguf file, or a known model: {known_names()}"  # what MODEL means in every program
@@ -42,10 +42,25 @@ class Parser(argparse.ArgumentParser):
         """Say what is wrong in one line and exit with 2."""
         told = one_line(_NO_NUMBER.sub(lambda m: f"{m[2]} is not {NUMBERS[m[1]]}", message))
         unknown = message.removeprefix(_UNKNOWN).split() if message.startswith(_UNKNOWN) else []
-        near = self._nearest(unknown[0]) if unknown else None
-        hint = f"did you mean {near}? " if near else ""
+        hint = self._hint(unknown[0]) if unknown else ""
         print(f"{self.prog}: error: {told} ({hint}see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(REFUSED)
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; SystemExit 2 with one line where stdout takes nothing."""
+        self.say(self.format_help().rstrip("\n"))
+
+    def say(self, text: str) -> None:
+        """Print what was asked for instead of work; SystemExit 2 where stdout takes nothing."""
+        if status := ended(lambda: print(text) or 0, program=self.prog):
+            self.exit(status)
+
+    def _hint(self, word: str) -> str:
+        """What may have been meant by a word that is unknown."""
+        if not word.startswith("-"):
+            return "the prompt is -p TEXT: " if "--prompt" in self._option_string_actions else ""
+        near = self._nearest(word)
+        return f"did you mean {near}? " if near else ""
 
     def _nearest(self, word: str) -> str | None:
         """The long option that --help shows and that is most like the word."""
@@ -59,10 +74,10 @@ class Parser(argparse.ArgumentParser):
 class Version(argparse.Action):
     """Prints the version, which is looked up only then."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+    def __call__(self, parser: Any, *_: object) -> None:
         from ..util.paths import version
 
-        print(f"ggpy {version()}")
+        parser.say(f"ggpy {version()}")
         parser.exit()
 
 

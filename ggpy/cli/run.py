@@ -22,7 +22,6 @@ from .. import hub
 from ..util.messages import escaped
 from ..util.outcome import ended
 from ..util.progress import Bar
-from ..util.streams import is_stdout_stderr
 from . import answer, chat, prompts, sampling_options
 from . import options as command_line
 
@@ -240,7 +239,7 @@ def details(model: Model) -> list[str]:
 def continue_text(
     model: Model, ids: list[int], settings: answer.AnswerSettings, options: argparse.Namespace
 ) -> answer.Figures:
-    """Generate what follows ids and write it."""
+    """Generate what follows ids and write it, with a newline at its end."""
     if options.verbose_prompt:
         say(*(f"{id:7d} {model.tokenizer.piece(id, special=True)!r}" for id in ids))
     only_prompt = settings.max_tokens == 0  # evaluated as if for one token, which is not shown
@@ -249,9 +248,12 @@ def continue_text(
     sequence = settings.add(model.engine, ids)
     if options.verbose:
         say(f"seed: {sequence.sampler.seed}")
-    figures = answer.stream(model.engine, sequence, (lambda text: None) if only_prompt else write)
-    if (sys.stdout.isatty() or is_stdout_stderr()) and not only_prompt:
-        write("\n")  # what follows, on a terminal or in the same file, is not part of the answer
+    try:
+        show = (lambda text: None) if only_prompt else write
+        figures = answer.stream(model.engine, sequence, show)
+    finally:  # after Ctrl-C, too: text ends with a newline, which `-f` takes away again
+        if sequence.n_generated and not only_prompt:
+            write("\n")
     if only_prompt:
         figures.n_generated = 0
     elif sequence.finish == "context":

@@ -199,8 +199,10 @@ def check_certificate(key: str | None, certificate: str | None) -> None:
 
 
 def api_keys(options: argparse.Namespace) -> tuple[str, ...]:
-    """The keys of the options, and of a file of them; ValueError for a file without any."""
+    """The keys of the options, and of a file of them; ValueError for one of them without any."""
     keys = [key.strip() for key in (options.api_key or "").split(",")]
+    if options.api_key is not None and not any(keys):  # as of an unset variable of a shell
+        raise ValueError("--api-key is empty: give a key, or leave the option away to need none")
     if options.api_key_file:
         data = Path(options.api_key_file).read_bytes()
         lines = prompts.decode(data, options.api_key_file).splitlines()

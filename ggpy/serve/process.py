@@ -252,7 +252,10 @@ def _listen_at_path(path: str) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        raise ServeError(f"cannot listen on {path}: {error.strerror}") from None
+        told = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            told = "a server listens there, or it is another file: give another path"
+        raise ServeError(f"cannot listen on {path}: {told}") from None
     return sock
 
 

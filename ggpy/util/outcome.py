@@ -96,8 +96,9 @@ def stoppable() -> Iterator[None]:
 
 def one_line(error: BaseException) -> str:
     """What an error says, in one line that a terminal can show."""
-    if isinstance(error, OSError) and error.filename:
-        return messages.one_line(f"{error.filename}: {error.strerror}")
+    if isinstance(error, OSError) and error.strerror:
+        file = f"{error.filename}: " if error.filename else ""
+        return messages.one_line(f"{file}{error.strerror}")
     return messages.one_line(str(error)) or type(error).__name__
 
 

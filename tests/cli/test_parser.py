@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,11 +51,37 @@ def test_an_error_is_one_line_that_a_terminal_can_show(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == line + "\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["m.gguf", "hello", "you"], "hello you (the prompt is -p TEXT: see ggpy run --help)"),
+        (["--tempp=1"], "--tempp=1 (did you mean --temp? see ggpy run --help)"),
+        (["-hff", "x.gguf"], "name that with -hf USER/REPO"),
+    ],
+)
+def test_a_hint_says_what_may_have_been_meant(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        options.parse(words)
+    assert told in capsys.readouterr().err
+
+
 def test_options_are_not_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
     parser = Parser("show", "Show.")
     parser.add_argument("--json", action="store_true")
     with pytest.raises(SystemExit):
         parser.parse_args(["--js"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_that_nobody_can_read(option: str) -> None:
+    words = [sys.executable, "-m", "ggpy.run", option]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    told = "ggpy run: error: No space left on device\n"
+    assert (result.returncode, result.stderr) == (2, told)
 
 
 def test_help_keeps_words_and_paragraphs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_stdout_has_the_text_and_stderr_the_rest(cli: Cli) -> None:
     with ggpy.load(LLAMA, device="cpu") as model:
         ends = dict.fromkeys(model.tokenizer.end_ids, float("-inf"))
         pieces = model.generate("hello world", max_tokens=12, seed=1, logit_bias=ends)
-        assert result.out == "".join(piece.text for piece in pieces)
+        assert result.out == "".join(piece.text for piece in pieces) + "\n"
     assert result.status == 0
     for line in (r"device: cpu \(.+\)", r"model: llama\.gguf, ", r"prompt: 3 tokens, [\d.]+ tok/s"):
         assert re.search(f"^{line}", result.err, re.M)
@@ -128,7 +128,9 @@ def test_a_template_from_a_file(cli: Cli, tmp_path: Path) -> None:
 def test_generation_stops_before_a_reverse_prompt(cli: Cli) -> None:
     text = cli(*RAW, "-p", "hello", "-n", "20").out
     middle = text[5:8]
-    assert cli(*RAW, "-p", "hello", "-n", "20", "-r", middle).out == text[: text.index(middle)]
+    assert (
+        cli(*RAW, "-p", "hello", "-n", "20", "-r", middle).out == text[: text.index(middle)] + "\n"
+    )
 
 
 def test_a_full_context_ends_the_text_and_says_so(cli: Cli) -> None:
@@ -151,11 +153,11 @@ def test_sampling_options_reach_the_sampler(cli: Cli) -> None:
 
 def test_logit_bias_and_dry_reach_the_sampler(cli: Cli) -> None:
     biased = cli(*RAW, "-p", "hello", "-n", "3", "-l", "40+1000")  # a byte token: <0x23>
-    assert biased.out == "###"
+    assert biased.out == "###\n"
     repeating = (*RAW, "-p", "hello hello hello hello", "-n", "8", "-l", "40+9", "--temp", "0")
     assert cli(*repeating, "--dry-multiplier", "40").out.count("#") < 8
     spared = cli(*repeating, "--dry-multiplier", "40", "--dry-sequence-breaker", "#")
-    assert spared.out == cli(*repeating).out == "########"
+    assert spared.out == cli(*repeating).out == "########\n"
 
 
 def test_an_answer_without_a_token_is_one_line(cli: Cli) -> None:
@@ -337,7 +339,7 @@ def test_ctrl_c_keeps_what_was_written() -> None:
     process.send_signal(signal.SIGINT)
     rest, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert len(first + rest) >= 20
+    assert len(first + rest) >= 20 and rest.endswith(b"\n")
     assert err.splitlines()[-1] == b"ggpy run: interrupted"
     assert b"Traceback" not in err
 

@@ -158,12 +158,12 @@ def test_the_command_line_takes_them_as_text_and_as_files(cli, tmp_path):
     grammar.write_text(COLORS + "\n")
     schema.write_text(json.dumps(SCHEMA))
     status, text, _ = cli("--grammar", COLORS)
-    assert status == 0 and text in ("red", "green", "blue")
+    assert status == 0 and text in ("red\n", "green\n", "blue\n")
     assert cli("--grammar-file", str(grammar))[1] == text
     status, text, _ = cli("-j", json.dumps(SCHEMA), "--temp", "0.5")
     assert status == 0 and conforms(text)
     assert cli("--json-schema-file", str(schema), "--temp", "0.5")[1] == text
-    assert cli("--json-schema", "{ }", "-n", "1")[1] == "{"
+    assert cli("--json-schema", "{ }", "-n", "1")[1] == "{\n"
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,37 @@ def test_the_environment_gives_what_the_command_line_does_not() -> None:
     assert (options.parallel, options.ctx_size) == (7, 999)
 
 
+def test_variables_without_effect_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    environment = {"LLAMA_ARG_FLASH_ATTN": "on", "LLAMA_ARG_MLOCK": "1", "LLAMA_ARG_CTXSIZE": "9"}
+    serve_options.parse(["m.gguf", "-kvu"], environment)
+    told = "LLAMA_ARG_FLASH_ATTN on, LLAMA_ARG_MLOCK, LLAMA_ARG_CTXSIZE, -kvu"
+    assert capsys.readouterr().err == f"note: no effect here: {told}\n"
+    for variable, text in (("N_GPU_LAYERS", "many"), ("MAIN_GPU", "1")):
+        with pytest.raises(SystemExit):  # as on the command line
+            serve_options.parse(["m.gguf"], {f"LLAMA_ARG_{variable}": text})
+        assert f"LLAMA_ARG_{variable} {text}: " in capsys.readouterr().err
+    assert serve_options.parse(["m.gguf"], {"LLAMA_ARG_N_GPU_LAYERS": "0"}).device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "model", "hf_repo"),
+    [
+        (["m.gguf"], ["MODEL", "HF_REPO", "HF_FILE"], "m.gguf", None),
+        (["-m", "m.gguf"], ["MODEL", "HF_REPO"], "m.gguf", None),
+        (["-hf", "a/b"], ["MODEL", "HF_FILE"], None, "a/b"),
+        (["-hff", "y"], ["HF_REPO", "HF_FILE"], None, "x:y"),
+        ([], ["HF_REPO", "HF_FILE"], None, "x:x"),
+        (["m.gguf", "--chat-template", "chatml"], ["CHAT_TEMPLATE_FILE"], "m.gguf", None),
+    ],
+)
+def test_a_model_of_the_command_line_takes_the_place_of_a_variables(
+    words: list[str], variables: list[str], model: str | None, hf_repo: str | None
+) -> None:
+    environment = {f"LLAMA_ARG_{name}": "x" for name in variables}
+    found = serve_options.parse(words, environment)
+    assert (found.model, found.hf_repo, found.chat_template_file) == (model, hf_repo, None)
+
+
 @pytest.mark.parametrize(
     ("words", "environment", "n_layers"),
     [
@@ -158,6 +189,8 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
     path.write_text("# none\n")
     with pytest.raises(ValueError, match="no keys"):
         settings(["m.gguf", "--api-key-file", str(path)])
+    with pytest.raises(ValueError, match="--api-key is empty"):  # as "$KEY" that is not set
+        settings(["m.gguf", "--api-key", ""])
 
 
 def test_variables_of_the_template() -> None:

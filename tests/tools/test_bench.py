@@ -70,6 +70,7 @@ def test_markdown_says_what_failed_and_goes_on(
         ([], "nothing to measure"),
         (["--synthetic", "tiny:Q8_0", "-p", "0", "-n", "0"], "nothing to measure"),
         (["--synthetic", "tiny:Q9"], "unknown type 'Q9'"),
+        (["-m", "none.gguf"], "there is no file none.gguf"),
         (["--synthetic", "tiny:Q8_0", "--device", "gpu"], "unknown device 'gpu'"),
         (["--report", "/nowhere"], "no .json files"),
     ],

@@ -204,6 +204,7 @@ def test_split_files_run(folder: Path, tmp_path: Path, run: Run) -> None:
         (["{folder}", "x.gguf", "--output-tensor-type", "iq1_s"], "cannot be quantised to"),
         (["{folder}", "x.gguf", "--split-max-size", "0"], "'0' is no size"),
         (["{folder}", "no/such/x.gguf"], "there is no folder no/such: make it first"),
+        (["{folder}", "no-such/"], "there is no folder no-such: make it first"),
         (["{folder}", "{folder}/config.json"], "is a part of the checkpoint: name another file"),
         (["{folder}", "x.gguf", "--what"], "unrecognized arguments: --what"),
         ([], "the following arguments are required: CHECKPOINT"),

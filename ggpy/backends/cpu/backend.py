@@ -130,8 +130,12 @@ class Cpu(Reference):
         return found
 
     def weights_ready(self) -> None:
-        """Wipes the progress bar of compiling."""
+        """Wipes the progress bar of compiling. A note says if the code cannot be kept."""
         progress.close()
+        if progress.not_kept:
+            again = "compiled kernels cannot be kept, so the next start compiles them again"
+            self._note(f"{again}: {progress.not_kept}")
+            progress.not_kept = ""
 
     def allocate_cache(self, shape: CacheShape) -> None:
         """Zeroed pages, which take memory as they are written."""

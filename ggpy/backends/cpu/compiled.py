@@ -8,7 +8,6 @@ because code in it runs as the user. This module does not know what it compiles.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import json
@@ -23,6 +22,7 @@ from typing import Any
 
 from llvmlite import binding
 
+from ...util.outcome import one_line
 from ...util.output_file import write_whole
 from ...util.paths import cache_dir, is_private, make_cache_dir
 from ...util.progress import Bar
@@ -114,12 +114,17 @@ def _stored(path: Path) -> int | None:
 
 
 def _store(path: Path, found: ObjectCode) -> None:
-    """Writes the code to the cache, if that can be written."""
+    """Writes the code to the cache; `progress.not_kept` says why that cannot be written."""
     line = json.dumps([found.symbol, found.of_numba]).encode()
     content = line + b"\n" + found.code
-    with contextlib.suppress(OSError):
+    try:
         make_cache_dir(folder())
         write_whole(path, hashlib.sha256(content).digest() + content, alone=False)
+    except OSError as error:
+        progress.not_kept = one_line(error)
+    else:
+        if not is_private(folder()):
+            progress.not_kept = f"{folder()} is not this user's alone"
 
 
 class CompileProgress:
@@ -128,6 +133,7 @@ class CompileProgress:
     def __init__(self) -> None:
         self._bar: Bar | None = None
         self.seconds = 0.0
+        self.not_kept = ""  # why the next process must compile again
 
     def during(self, work: Callable[[], Any]) -> Any:
         """work(), which compiles."""

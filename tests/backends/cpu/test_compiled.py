@@ -84,6 +84,17 @@ def test_the_line_of_compiling_is_wiped_before_the_device_is_told(monkeypatch) -
     assert calls.index("close") == len(calls) - 1
 
 
+def test_a_note_says_why_code_cannot_be_kept(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(compiled, "folder", lambda: tmp_path / "file" / "numba")
+    compiled._store(compiled.folder() / "kernel", compiled.ObjectCode("kernel", [], b""))
+    notes: list[str] = []
+    for _ in range(2):
+        Cpu(1, note=notes.append).weights_ready()
+    (note,) = notes
+    assert note.startswith("compiled kernels cannot be kept") and "Not a directory" in note
+
+
 def object_code(number: int) -> compiled.ObjectCode:
     """A function that calls another one, which returns the number; both have the same names in all
     such files, as those of numba have that two processes made.

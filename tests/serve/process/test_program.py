@@ -154,7 +154,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
         assert server.where == f"unix:{path}"
         second = run("--host", path)
         assert second.returncode == 2
-        assert "Address already in use" in second.stderr
+        assert f"cannot listen on {path}: a server listens there" in second.stderr
         assert server.end(signal.SIGKILL) == -signal.SIGKILL
     with program("--host", path) as server:  # what is left of the other is in nobody's way
         with httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=30) as client:

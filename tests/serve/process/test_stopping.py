@@ -231,9 +231,12 @@ def test_a_socket_file_goes_and_one_that_was_left_is_no_hindrance(tmp_path: Path
     settings = ServerSettings(hosts=(str(path),))
     (first,) = listen(settings)
     with first:
-        with pytest.raises(ServeError, match=f"cannot listen on {path}: Address already in use"):
+        with pytest.raises(ServeError, match=f"cannot listen on {path}: a server listens"):
             listen(settings)
         assert path.is_socket(), "it is another server's"
+    long = str(tmp_path / f"{'a' * 120}.sock")
+    with pytest.raises(ServeError, match=f"cannot listen on {long}: AF_UNIX path too long"):
+        listen(ServerSettings(hosts=(long,)))
     process = ServerProcess(settings, load)
     threading.Timer(0.5, process.stop).start()
     assert process.run() == 0

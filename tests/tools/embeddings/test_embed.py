@@ -140,7 +140,7 @@ def test_relevance(program, tmp_path, capsys, monkeypatch, tiny_path):
         ("llama", ["-p", "\n\n"], "no text: give TEXT"),
         ("llama", ["-p", "a", "--embd-separator", ""], "--embd-separator is empty"),
         ("llama", ["a", "--embd-normalize", "-2"], "--embd-normalize is -2: give -1 or more"),
-        ("llama", ["-c", "8", "one two three " * 4], "context is 8 tokens"),
+        ("llama", ["-c", "8", "one two three " * 4], "raise n_ctx (-c)"),
         ("gemma-embedding", ["-b", "4", "one two three " * 4], "a step is 4 tokens, the text has"),
         ("llama", ["--pooling", "rank", "a\tb"], "this model cannot rank documents"),
         ("qwen3", ["--pooling", "rank", "a"], "text 0 is not a query and a document"),
