@@ -110,6 +110,8 @@ def read_words(options: argparse.Namespace) -> None:
     if not rest:
         from ggpy.quantization.mix import find_mix
 
+        if words[1].endswith(".gguf"):
+            raise ValueError(f"no type follows the output {words[1]}: {USAGE}; --help tells more")
         find_mix(words[1])  # says which types there are
     options.mix, threads = type_name(rest[0]), rest[1:]
     if len(threads) > 1 or not all(t.isdigit() for t in threads):
@@ -206,7 +208,9 @@ def run(options: argparse.Namespace) -> int:
     with File(options.source) as file:
         mix = None if options.mix == "COPY" else make_mix(file, options, bool(found))
         plan = make_plan(file, mix, options, found)
-        for remark in [*(mix.remarks if mix else []), *plan.notes]:
+        unused = mix.unused(list(file.tensors)) if mix else []
+        others = [f"--tensor-type {pattern}: no tensor has such a name" for pattern in unused]
+        for remark in [*(mix.remarks if mix else []), *plan.notes, *others]:
             say(f"warning: {remark}")
         if options.dry_run:
             say(f"calculating quantization size for '{options.source}' as {options.mix}")

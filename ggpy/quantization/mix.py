@@ -218,6 +218,11 @@ class Mix:
                 return True
         return any(pattern.search(name) for pattern, _ in self._patterns)
 
+    def unused(self, names: Sequence[str]) -> list[str]:
+        """The patterns of tensor_types that none of these names has."""
+        patterns = (pattern for pattern, _ in self._patterns)
+        return [p.pattern for p in patterns if not any(map(p.search, names))]
+
     @property
     def by_row(self) -> bool:
         """Whether tensors of the format `base` have a scale for each row."""

@@ -234,6 +234,12 @@ def test_a_known_model_is_quantised_into_the_current_folder(
         assert "Q4_0" in {tensor.format.name for tensor in file.tensors.values()}
 
 
+def test_a_pattern_that_no_tensor_has_is_told(run) -> None:
+    said = run("--dry-run --tensor-type attn_k=q8_0 --tensor-type blk.999=q8_0 weights.gguf q4_0")
+    assert "warning: --tensor-type blk.999: no tensor has such a name" in said
+    assert "attn_k: no tensor" not in said
+
+
 # What is refused
 
 
@@ -242,6 +248,7 @@ def test_a_known_model_is_quantised_into_the_current_folder(
     [
         ("", "needed: ggpy quantize [options] MODEL [OUT] TYPE [THREADS]"),
         ("weights.gguf", "needed: ggpy quantize [options] MODEL [OUT] TYPE [THREADS]"),
+        ("weights.gguf out.gguf", "no type follows the output out.gguf: ggpy quantize [options]"),
         ("weights.gguf q4_x", "unknown type 'q4_x': there are F32, F16"),
         ("weights.gguf out.gguf q4_x", "unknown type 'q4_x': there are F32, F16"),
         ("weights.gguf out.gguf q4_0 many", "'many': what follows the type is a number of threads"),
