@@ -124,7 +124,7 @@ def _store(path: Path, found: ObjectCode) -> None:
         progress.not_kept = one_line(error)
     else:
         if not is_private(folder()):
-            progress.not_kept = f"{folder()} is not this user's alone"
+            progress.not_kept = f"others can write to {folder()}"
 
 
 class CompileProgress:
