@@ -81,6 +81,11 @@ class ChatRequest:
     continues: bool = True
     generation_prompt: bool = True
 
+    @property
+    def may_think(self) -> bool:
+        """Whether the template's variables leave reasoning on."""
+        return self.template_variables.get("enable_thinking") is not False
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerToken:

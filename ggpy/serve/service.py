@@ -235,8 +235,7 @@ class ModelService:
 
     def _is_plain(self, request: ChatRequest) -> bool:
         """Whether an answer must have no reasoning, even if the template opens it by all means."""
-        enabled = request.template_variables.get("enable_thinking")
-        return enabled is False or not self._constraints.allow_reasoning(request)
+        return not (request.may_think and self._constraints.allow_reasoning(request))
 
     def _timed(self, options: AnswerOptions) -> AnswerOptions:
         """The options, with the server's limit of time where they have none."""

@@ -79,7 +79,7 @@ class ChatConstraints:
             and request.reasoning
             and request.reasoning_budget != 0
             and not begun
-            and request.template_variables.get("enable_thinking") is not False
+            and request.may_think
             and self._knows_reasoning
             and can_answer_after_reasoning(self._format, self._markers)
         )
@@ -144,8 +144,7 @@ class ChatConstraints:
         budget counts tokens instead. There is none if the template does not know it, or it is
         turned off.
         """
-        enabled = request.template_variables.get("enable_thinking") is not False
-        allowed = enabled and self._knows_reasoning and self.allow_reasoning(request)
+        allowed = request.may_think and self._knows_reasoning and self.allow_reasoning(request)
         if not opened and not allowed:
             return 0
         n = request.options.max_tokens
@@ -161,8 +160,10 @@ def limited(request: ChatRequest, settings: ServerSettings) -> ChatRequest:
         budget = settings.reasoning_budget
     n, has_form = request.options.max_tokens, request.options.constraint is not None
     demanded = has_form or request.tool_choice not in ("auto", "none")
-    if n is not None and demanded and (budget > 0 or (budget < 0 and has_form)):
-        budget = min(budget, n // 2) if budget > 0 else n // 2
+    if n is not None and budget > 0 and demanded:
+        budget = min(budget, n // 2)
+    elif n is not None and budget < 0 and has_form:
+        budget = n // 2
     message = request.reasoning_message
     message = settings.reasoning_message if message is None else message
     told_apart = request.reasoning and settings.reasoning_format != "none"
