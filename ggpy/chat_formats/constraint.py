@@ -17,16 +17,22 @@ from .json_calls import JsonObjects, NameThenJson
 from .nested_tags import ITEM, NestedTags
 from .python_calls import GemmaCalls
 from .reader import markers_pattern
-from .values import is_string, properties_of, required_of, type_name, type_names, types_of
+from .values import (
+    is_only_items,
+    is_only_properties,
+    is_string,
+    properties_of,
+    required_of,
+    type_name,
+    type_names,
+    types_of,
+)
 from .xml_calls import KeyedTags, Tags
 
 _LINE = r"/\n?/"  # a line break that may be missing
 _INDENT = r"/\n? {0,4}/"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 JSON_STARTS = '{["-0123456789tfn \n'
-_SAID = frozenset(("type", "title", "description", "default", "examples"))
-_OBJECT_KEYS = _SAID | {"properties", "required", "additionalProperties"}
-_ARRAY_KEYS = _SAID | {"items"}
 _LONGEST_COUNT = 16_000  # characters that llguidance's lexer counts at a bearable cost
 
 
@@ -320,9 +326,9 @@ class _Grammar:
         types = type_names(schema)
         if is_string(types):
             return f"{head} {self._text_value(schema, ending)}"
-        if types == {"object"} and properties_of(schema) and not schema.keys() - _OBJECT_KEYS:
+        if is_only_properties(schema, types):
             inside = self._elements(root, schema, mark)
-        elif types == {"array"} and schema.get("items") and not schema.keys() - _ARRAY_KEYS:
+        elif is_only_items(schema, types):
             inside = f"({self._element(root, ITEM, schema['items'], mark)})*"
         else:
             inside = self._plain_value(root, schema, types)
@@ -372,10 +378,10 @@ class _Grammar:
         if is_string(types):
             quote = self.format.syntax.quote  # type: ignore[union-attr]
             return f"{self.literal(quote)} {self._text_value(schema, quote)}"
-        if types == {"object"} and properties_of(schema) and not schema.keys() - _OBJECT_KEYS:
+        if is_only_properties(schema, types):
             inside = self._listed_arguments({**_definitions(root), **schema}, gemma=True)
             return f'"{{" {inside} "}}"'
-        if types == {"array"} and schema.get("items") and not schema.keys() - _ARRAY_KEYS:
+        if is_only_items(schema, types):
             item = self._gemma_value(root, schema["items"])
             return f'"[" ({item} ("," {item})*)? "]"'
         return self.json(_within(root, schema))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .reader import MAX_HEADER, AnswerReader, MalformedCall, Steps
-from .values import escaped_json, is_string, type_names, typed
+from .values import escaped_json, is_string, properties_of, type_names, typed
 from .xml_calls import read_string
 
 ITEM = "item"  # the tag of an entry of a list
@@ -95,9 +95,6 @@ class NestedTags:
 
 def _within(schema: Any, key: str | None) -> Any:
     """The schema of a property, or of an entry of a list; None where it does not say."""
-    if not isinstance(schema, Mapping):
-        return None
-    properties = schema.get("items" if key is None else "properties")
-    if key is None:
-        return properties
-    return properties.get(key) if isinstance(properties, Mapping) else None
+    if key is not None:
+        return properties_of(schema).get(key)
+    return schema.get("items") if isinstance(schema, Mapping) else None

@@ -22,26 +22,37 @@ _NUMBERED_OR_KEY = re.compile(
 )
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _DEEPEST = 64
+_SAID = frozenset(("type", "title", "description", "default", "examples"))
+_OBJECT_KEYS = _SAID | {"properties", "required", "additionalProperties"}
+_ARRAY_KEYS = _SAID | {"items"}
 
 
 def types_of(schema: Any, key: str) -> frozenset[str]:
     """JSON types that a tool's schema allows for an argument; empty where it does not say."""
-    if not isinstance(schema, Mapping):
-        return frozenset()
-    properties = schema.get("properties")
-    return type_names(properties.get(key)) if isinstance(properties, Mapping) else frozenset()
+    return type_names(properties_of(schema).get(key))
 
 
 def keys_of(schema: Any) -> list[str]:
     """Names of a tool's arguments, in the schema's order."""
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return list(properties) if isinstance(properties, Mapping) else []
+    return list(properties_of(schema))
 
 
 def properties_of(schema: Any) -> Mapping[str, Any]:
-    """The properties of an object's schema."""
-    found = schema.get("properties")
+    """The properties of an object's schema; none where it does not say."""
+    found = schema.get("properties") if isinstance(schema, Mapping) else None
     return found if isinstance(found, Mapping) else {}
+
+
+def is_only_properties(schema: Any, types: frozenset[str]) -> bool:
+    """Whether a schema is of an object, and says no more than what its properties are."""
+    is_object = types == {"object"} and bool(properties_of(schema))
+    return is_object and not schema.keys() - _OBJECT_KEYS
+
+
+def is_only_items(schema: Any, types: frozenset[str]) -> bool:
+    """Whether a schema is of a list, and says no more than what its entries are."""
+    is_list = types == {"array"} and bool(schema.get("items"))
+    return is_list and not schema.keys() - _ARRAY_KEYS
 
 
 def required_of(schema: Any) -> frozenset[str]:
