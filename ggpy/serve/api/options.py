@@ -35,17 +35,22 @@ ALIASES = {
 
 
 def answer_options(
-    body: Fields, tokenizer: Tokenizer, defaults: SamplingParams, max_tokens: int | None
+    body: Fields,
+    tokenizer: Tokenizer,
+    defaults: SamplingParams,
+    max_tokens: int | None,
+    form: Constraint | None = None,
 ) -> AnswerOptions:
     """The options of a body; ApiError 400 names the field that is wrong.
 
-    defaults, max_tokens: the server's, for what is missing.
+    defaults, max_tokens: the server's, for what is missing. form: of the answer, where a field that
+    only one API has asks for it.
     """
     return AnswerOptions(
         params=sampling_params(body, tokenizer, defaults),
         max_tokens=_max_tokens(body, max_tokens),
         stop=tuple(text for text in body.texts("stop", longest=MAX_STOP_CHARS) if text),
-        constraint=constraint(body),
+        constraint=constraint(body, form),
         line_timeout=_line_timeout(body),
         min_indent=body.integer("n_indent", 0, 0, 1 << 31) or 0,
         post_sampling=body.flag("post_sampling_probs", False),
@@ -78,11 +83,12 @@ def sampling_params(body: Fields, tokenizer: Tokenizer, defaults: SamplingParams
     return params
 
 
-def constraint(body: Fields) -> Constraint | None:
-    """What the answer must match: response_format, json_schema, grammar."""
-    found = [c for c in (_response_format(body), _json_schema(body), _grammar(body)) if c]
+def constraint(body: Fields, form: Constraint | None = None) -> Constraint | None:
+    """What the answer must match: form, response_format, json_schema or grammar."""
+    found = [c for c in (form, _response_format(body), _json_schema(body), _grammar(body)) if c]
     if len(found) > 1:
-        raise ApiError(400, "give one of response_format, json_schema and grammar, not several")
+        names = " and ".join(c.param for c in found)
+        raise ApiError(400, f"{names}: give one of them, not several", param=found[1].param)
     return found[0] if found else None
 
 

@@ -1,23 +1,18 @@
-"""Reads what the APIs have in common: the body, sampling parameters, tools, the conversation.
+"""Reads what the APIs have in common: the limits of reasoning, texts, tools, the conversation.
 
-Every error names the field. Nothing here knows the names of an API's fields, except those of
-sampling parameters: they are llama.cpp's in all APIs.
+Every error names the field. Nothing here knows the names of an API's fields.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from ...sampling import SamplingParams
-from ...sampling.params import INTEGERS, RANGES
 from ..errors import ApiError
 from ..events import ChatRequest
 from ..fields import Fields, shown
 
-# llama.cpp's parameters that bodies of all APIs may have: name -> lowest, highest value.
-EXTRA_RANGES = {name: RANGES[name][:2] for name in ("seed", "top_k", "min_p")}
 OTHER_MEDIA = ("image", "document", "file", "audio")  # in the types of parts
 MOST_TOKENS = 2**31 - 1
 LONGEST_MESSAGE = 4096  # characters
@@ -41,20 +36,6 @@ def refuse(fields: Fields, name: str, why: str) -> NoReturn:
     path, value = fields.path(name), fields.raw(name)
     told = f" is {shown(value)}" if isinstance(value, (str, int, float)) else ""
     raise ApiError(400, f"{path}{told}: {why}", param=path)
-
-
-def sampling(
-    fields: Fields, defaults: SamplingParams, ranges: Mapping[str, tuple[float, float]]
-) -> SamplingParams:
-    """The defaults, with the parameters that a body gives; ranges: those that are read."""
-    given: dict[str, Any] = {}
-    for name, (low, high) in ranges.items():
-        if name in fields:
-            if name in INTEGERS:
-                given[name] = fields.integer(name, None, int(low), int(high))
-            else:
-                given[name] = fields.number(name, None, low, high)
-    return replace(defaults, **given)
 
 
 def reasoning_limits(fields: Fields) -> dict[str, Any]:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Protocol
 
 from ...sampling import SamplingParams
+from ...tokenizer import Tokenizer
 
 
 class ServedModel(Protocol):
     """The model that is served."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's, which texts in logit_bias and dry_sequence_breakers need."""
+        ...
 
     def check_model(self, name: str | None) -> None:
         """ApiError if a request for a model of this name cannot be answered."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,9 @@ from ggpy.serve.events import (
     Usage,
 )
 from ggpy.serve.fields import Fields
+from ggpy.tokenizer import Tokenizer
 
+TINY = Path(__file__).parents[3] / "models" / "tiny" / "llama.gguf"
 USAGE = Usage(n_prompt=20, n_cached=8, n_generated=5, n_reasoning=2)
 TIMES = AnswerTimings()
 END = Finished("stop", USAGE, TIMES)
@@ -58,6 +61,7 @@ class ScriptedService:
     model_name = "tiny"
 
     def __init__(self) -> None:
+        self.tokenizer = Tokenizer.from_gguf(TINY)
         self.script: tuple[Any, ...] = TEXT
         self.refusal: ApiError | None = None  # raised instead of any answer
         self.requests: list[ChatRequest] = []

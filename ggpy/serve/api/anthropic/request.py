@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 from ....runtime.sequence import MAX_STOP_CHARS
-from ....sampling import SamplingParams
 from ...events import AnswerOptions, ChatRequest, Constraint
 from ...fields import Fields
+from ..options import answer_options
 from ..reading import (
-    EXTRA_RANGES,
+    MOST_TOKENS,
     ApiCall,
     ChatMessages,
     chosen_tool,
@@ -24,7 +25,6 @@ from ..reading import (
     reasoning_limits,
     refuse,
     result_of,
-    sampling,
     texts_of,
     unique_tools,
 )
@@ -36,7 +36,6 @@ BLOCKS = {
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
     "system": ("text",),
 }
-RANGES = {**EXTRA_RANGES, "temperature": (0, 1), "top_p": (0, 1), "top_k": (0, 2**31 - 1)}
 # Claude Code puts this line before its system prompt. A part of it changes with every request,
 # so that no page of the prompt could be reused.
 BILLING = re.compile(r"\Ax-anthropic-billing-header:(?:\s*\w+=[^;\n]*;)*\s*")
@@ -50,7 +49,7 @@ def read(fields: Fields, service: ServedModel, counting: bool = False) -> ApiCal
     choice, parallel = _tool_choice(fields, tools)
     request = ChatRequest(
         messages=_messages(fields),
-        options=_options(fields, service.sampling_defaults(), counting),
+        options=_options(fields, service, counting),
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=parallel,
@@ -60,19 +59,22 @@ def read(fields: Fields, service: ServedModel, counting: bool = False) -> ApiCal
     return ApiCall(request, fields.flag("stream", False))
 
 
-def _options(fields: Fields, defaults: SamplingParams, counting: bool) -> AnswerOptions:
+def _options(fields: Fields, service: ServedModel, counting: bool) -> AnswerOptions:
+    """With llama.cpp's fields, as in chat completions."""
+    fields.number("temperature", None, 0, 1)
+    fields.integer("top_k", None, 0, MOST_TOKENS)
     max_tokens = fields.integer("max_tokens", None, 1)
     if max_tokens is None and not counting:
         raise fields.error("max_tokens", "a whole number, 1 or more")
-    return AnswerOptions(
-        params=sampling(fields, defaults, RANGES),
-        max_tokens=max_tokens,
-        stop=fields.texts("stop_sequences", longest=MAX_STOP_CHARS),
-        constraint=_constraint(fields),
+    options = answer_options(
+        fields, service.tokenizer, service.sampling_defaults(), max_tokens, _form(fields)
     )
+    stop = fields.texts("stop_sequences", longest=MAX_STOP_CHARS)
+    # Its answers have no place for log probabilities and for the progress of a prompt.
+    return replace(options, stop=(*stop, *options.stop), post_sampling=False, progress=False)
 
 
-def _constraint(fields: Fields) -> Constraint | None:
+def _form(fields: Fields) -> Constraint | None:
     """output_config.format, or output_format as it was called before: a JSON schema that the answer
     must match.
     """

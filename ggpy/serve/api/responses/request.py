@@ -9,21 +9,20 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from ....sampling import SamplingParams
 from ...errors import ApiError
 from ...events import AnswerOptions, ChatRequest, Constraint
 from ...fields import Fields
+from ..options import answer_options
 from ..reading import (
-    EXTRA_RANGES,
     ApiCall,
     ChatMessages,
     part_type,
     reasoning_limits,
     refuse,
     result_of,
-    sampling,
     texts_of,
 )
 from ..service import ServedModel
@@ -31,7 +30,6 @@ from .tools import called_name, echoed_tools, namespaces, read_tool_choice, read
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-RANGES = {**EXTRA_RANGES, "temperature": (0, 2), "top_p": (0, 1)}
 STORED = {
     "previous_response_id": "responses are not stored: send the whole conversation as input",
     "conversation": "conversations are not stored: send the whole conversation as input",
@@ -50,7 +48,7 @@ def read(fields: Fields, service: ServedModel, max_tokens: int | None = None) ->
     choice, tools = read_tool_choice(fields, tools)
     request = ChatRequest(
         messages=_messages(fields),
-        options=_options(fields, service.sampling_defaults(), max_tokens),
+        options=_options(fields, service, max_tokens),
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=fields.flag("parallel_tool_calls", True),
@@ -87,22 +85,26 @@ def _refuse_stored(fields: Fields) -> None:
     fields.flag("store", False)
 
 
-def _options(fields: Fields, defaults: SamplingParams, max_tokens: int | None) -> AnswerOptions:
+def _options(fields: Fields, service: ServedModel, max_tokens: int | None) -> AnswerOptions:
+    """With llama.cpp's fields, as in chat completions."""
+    fields.number("temperature", None, 0, 2)
+    options = answer_options(
+        fields, service.tokenizer, service.sampling_defaults(), max_tokens, _form(fields)
+    )
     top_logprobs = fields.integer("top_logprobs", None, 0, 20)
     if "message.output_text.logprobs" not in fields.texts("include"):
         top_logprobs = top_logprobs or None
     elif top_logprobs is None:
         top_logprobs = 0
-    return AnswerOptions(
-        params=sampling(fields, defaults, RANGES),
-        max_tokens=fields.integer("max_output_tokens", max_tokens, 1),
+    return replace(
+        options,
+        max_tokens=fields.integer("max_output_tokens", options.max_tokens, 1),
         top_logprobs=top_logprobs,
-        progress=fields.flag("stream", False) and fields.flag("return_progress", False),
-        constraint=_constraint(fields),
+        post_sampling=False,  # the API's log probabilities are the model's
     )
 
 
-def _constraint(fields: Fields) -> Constraint | None:
+def _form(fields: Fields) -> Constraint | None:
     """text.format: whether the answer must be JSON, or match a schema."""
     text = fields.object("text")
     form = text and text.object("format")
