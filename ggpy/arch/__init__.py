@@ -10,7 +10,7 @@ from importlib import import_module
 
 from ..backends.interface import Ops
 from ..cache_types import USUAL, CacheTypes
-from ..gguf import File
+from ..gguf import File, Tensor
 from ..util.messages import shown
 from .architecture import Architecture
 from .config import UnsupportedModel
@@ -28,6 +28,7 @@ __all__ = [
     "find",
     "load",
     "remark_offload",
+    "tensors",
 ]
 
 
@@ -86,6 +87,14 @@ def check(file: File) -> None:
     Nothing of the weights is read, so that a scale that is not a number is not found.
     """
     understood(find(file), file, context_length(file) or 1)
+
+
+def tensors(file: File) -> dict[str, Tensor]:
+    """The tensors that `load` takes, by name: those of encoders of images, of blocks that predict
+    further tokens, and what else is not used are left out. Fused ones are split. Errors of `check`.
+    """
+    collected = understood(find(file), file, context_length(file) or 1).collected
+    return {name: tensor for name, (tensor, _) in collected.items()}
 
 
 def load(

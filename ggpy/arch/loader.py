@@ -158,7 +158,7 @@ def _weights(
             continue  # these are in the settings, or on the host
         if name.endswith(IN_SETTINGS):
             continue  # these are in the settings, on the host, or with their matrix
-        on_host = name == inputs.ON_HOST
+        on_host = name == inputs.INPUT_TABLE
         lookup = on_host or (name == "token_embd.weight" and "output.weight" in collected)
         lookup = lookup or (name.endswith(BIAS) and len(tensor.shape) == 2)  # a row for each expert
         scale, _ = collected.get(scale_of(name), (None, None))

@@ -1,10 +1,11 @@
 """The roofline of a step: the minimum time to read its bytes and to do its operations.
 
-A step reads every weight once (but not the embedding table, unless that is the output matrix; and
-only the experts that its tokens choose, on average), and the part of the KV cache that its tokens
-attend to. It multiplies each of these weights with each token, and the output matrix only with the
-rows whose logits are needed. The limit is the larger of the memory time and the arithmetic time.
-All numbers are counted from the model file, so they are the same for every runtime.
+A step reads every weight once (but of tables a row for each token, so the embedding table counts
+only where it is the output matrix; and only the experts that its tokens choose, on average), and
+the part of the KV cache that its tokens attend to. It multiplies each of these weights with each
+token, and the output matrix only with the rows whose logits are needed. The limit is the larger of
+the memory time and the arithmetic time. All numbers are counted from the model file, so they are
+the same for every runtime.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arch.layers.inputs import INPUT_TABLE
 from ..backends.interface import MoE
 from ..backends.states import PagedKV
 from .kernels.ceilings import Ceilings
@@ -98,9 +100,10 @@ class Work:
 
 
 def work_of(tensors: Mapping[str, Tensor], decoder: Decoder, types: CacheTypes) -> Work:
-    """The work of a loaded model with these KV cache types."""
+    """The work of a loaded model with these KV cache types. tensors: those that it uses."""
     head = OUTPUT if OUTPUT in tensors else TABLE
-    layers = [t for name, t in tensors.items() if name not in (TABLE, OUTPUT)]
+    apart = (TABLE, OUTPUT, INPUT_TABLE)
+    layers = [t for name, t in tensors.items() if name not in apart]
     experts = [t for t in layers if len(t.shape) == 3]
     shared = [t for t in layers if len(t.shape) < 3]
     share = _share_of(decoder)

@@ -135,7 +135,7 @@ class Loaded:
             self.ops.allocate_cache(shape)
             self.facts = _facts(bench.name, self.file, time.perf_counter() - start)
             kept = types.resolved(ON_GPU if self.ops.asynchronous else IN_NUMPY)
-            self.work: Work = work_of(self.file.tensors, self.decoder, kept)
+            self.work: Work = work_of(arch.tensors(file), self.decoder, kept)
         finally:
             self.file.close()
         self.shared: Any = Shared(self.ops, shape)

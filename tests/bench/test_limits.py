@@ -13,7 +13,7 @@ from random_decoder import DIFFERING, random_decoder
 from ggpy import arch
 from ggpy.backends.numpy.backend import Reference
 from ggpy.bench.kernels.ceilings import Ceilings
-from ggpy.bench.limits import LayerWork, Work, work_of
+from ggpy.bench.limits import LayerWork, Work, n_weights, work_of
 from ggpy.cache_types import CacheTypes
 from ggpy.gguf import File
 
@@ -64,6 +64,19 @@ def test_the_slower_of_both_counts() -> None:
     both = Ceilings(2.0, 0.1, "")
     step = np.array([9])
     assert WORK.step_seconds(step, 1, 1, both) == max((1000 + 42) / 2, (17 + 28) / 0.1)
+
+
+def test_what_a_step_does_not_read_does_not_count(tiny_path: Callable[[str], Path]) -> None:
+    """Tables of which a step takes rows, and tensors that the architecture has no use for."""
+    apart = ("per_layer_token_embd.weight", "blk.2.attn_k.weight")
+    with File(tiny_path("gemma4")) as file:
+        decoder = arch.load(file, Reference(1), 64)
+        work = work_of(arch.tensors(file), decoder, F16)
+        read = [t for name, t in file.tensors.items() if name not in apart]
+        assert len(read) == len(file.tensors) - len(apart)
+    assert work.weight_bytes == sum(t.nbytes for t in read)
+    matrices = n_weights(t for t in read if len(t.shape) == 2)
+    assert work.layer_flops == 2 * matrices - work.output_flops
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3"])

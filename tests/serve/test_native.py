@@ -455,7 +455,7 @@ def test_probabilities_of_the_draw(server: RunningServer) -> None:
     (choice,) = server.post("/v1/chat/completions", **chat, **asked).json()["choices"]
     assert [len(t["top_probs"]) for t in choice["logprobs"]["content"]] == [1, 1]
     assert all(t["prob"] == 1 for t in choice["logprobs"]["content"])
-    more = {"prompt": "hello", "max_tokens": 2, "n_probs": 2}
+    more = {"prompt": "hello", "max_tokens": 2, "n_probs": 2, "seed": 5}
     (choice,) = server.post("/v1/completions", **more).json()["choices"]
     assert [len(t["top_logprobs"]) for t in choice["logprobs"]["content"]] == [2, 2]
     (choice,) = server.post("/v1/completions", **more, post_sampling_probs=True).json()["choices"]

@@ -16,7 +16,7 @@ TABLE = {
 }
 TENSORS = {"inp_gate.weight": "I D", "proj.weight": "D I", "post_norm.weight": "D"}
 SCALE = {"layer_output_scale.weight": "1"}  # of x after a layer: a setting, not a weight
-ON_HOST = "per_layer_token_embd.weight"  # larger than all the rest of a small model
+INPUT_TABLE = "per_layer_token_embd.weight"  # on the host: most of a small model
 
 
 @dataclass(frozen=True)
