@@ -104,7 +104,7 @@ def page_files(folder: Path | None = None) -> dict[str, WebFile]:
         total += path.stat().st_size
         if total > MAX_BYTES or len(files) == MAX_FILES:
             raise ValueError(
-                f"{root} has more than {MAX_FILES} files or {MAX_BYTES >> 20} MB: "
+                f"{root} has more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB: "
                 "--ui takes the folder of a built page"
             )
         files[path.relative_to(root).as_posix()] = _read(path)

@@ -97,7 +97,7 @@ def _answer(status: int, body: bytes, timeout: float, memory: int) -> str:
             raise ChatTemplateError(answer["error"], answer["line"], refused=True)
         return str(answer["text"])
     if status == OUT_OF_MEMORY:
-        raise ChatTemplateError(f"needs more than {memory >> 20} MB of memory")
+        raise ChatTemplateError(f"needs more than {memory >> 20} MiB of memory")
     if status == -getattr(signal, "SIGPROF", 0):
         raise ChatTemplateError(f"needs more than {timeout:g} s of processor time")
     raise ChatTemplateError(f"the process that renders it ended with status {status}")

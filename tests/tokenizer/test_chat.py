@@ -158,7 +158,7 @@ def processor_seconds() -> float:
 @pytest.mark.parametrize("case", HUNGRY)
 def test_memory_is_limited(case: str) -> None:
     before = processor_seconds()
-    with pytest.raises(ChatTemplateError, match="needs more than 256 MB of memory"):
+    with pytest.raises(ChatTemplateError, match="needs more than 256 MiB of memory"):
         render(HUNGRY[case], HI)
     assert processor_seconds() - before < 2
 
@@ -166,7 +166,7 @@ def test_memory_is_limited(case: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces the limit on memory")
 def test_the_error_names_the_limit_for_long_messages() -> None:
     long = [{"role": "user", "content": "a" * (2 << 20)}]
-    with pytest.raises(ChatTemplateError, match="needs more than 320 MB of memory"):
+    with pytest.raises(ChatTemplateError, match="needs more than 320 MiB of memory"):
         render("{{ 'a' * 10**9 }}", long)
 
 

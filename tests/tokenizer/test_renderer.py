@@ -161,6 +161,6 @@ def alive(pid: int) -> bool:
 def test_limits_hold_for_every_request_of_a_process() -> None:
     hungry = "{{ 'a' * 10**messages[0].n }}"
     assert render(hungry, [{"n": 2}]) == "a" * 100
-    with pytest.raises(ChatTemplateError, match="needs more than 256 MB of memory"):
+    with pytest.raises(ChatTemplateError, match="needs more than 256 MiB of memory"):
         render(hungry, [{"n": 9}])
     assert render(hungry, [{"n": 2}]) == "a" * 100
