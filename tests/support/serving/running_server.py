@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from ggpy import model
+from ggpy.sampling import SamplingParams
 from ggpy.serve.process import ServerProcess, listen
 from ggpy.serve.settings import ServerSettings
 
@@ -68,8 +69,10 @@ def running(
     **settings: Any,
 ) -> Iterator[RunningServer]:
     """A server of a model that has been loaded: of path, or the tiny one of an architecture.
-    n_positions: of the KV cache, None is enough for all sequences.
+    n_positions: of the KV cache, None is enough for all sequences. Its answers have a seed, unless
+    `sampling` says otherwise: a text without one is another in each run, and may end anywhere.
     """
+    settings.setdefault("sampling", SamplingParams(seed=5))
 
     def load() -> model.Model:
         return model.load(
