@@ -188,7 +188,7 @@ class Model:
         grammar: GBNF, llama.cpp's notation, that the whole answer must match.
         json_schema: a JSON schema instead, as a dict or as a text. What of a schema cannot be
         enforced is refused. Both need `pip install 'ggpy[grammar]'`.
-        reasoning: of answers to prompts of a chat, how it ends; `chat` takes a number.
+        reasoning: how answers to prompts of a chat reason; `chat` takes a number.
 
         >>> "".join(map(str, model.generate("hello", grammar='root ::= "yes" | "no"', seed=1)))
         'no'
