@@ -5,26 +5,35 @@ Nothing here knows a model or an engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any, Protocol
 
 import numpy as np
 
-from .sampling import ReasoningBudget, SamplingParams, TokenMask
+from .sampling import SamplingParams, TokenMask
 from .sampling.keywords import SamplingKeywords
 
 Prompt = str | Sequence[int]
+Form = tuple[str, str]  # kind and text of a grammar
+Compile = Callable[[str, str], TokenMask]  # makes the mask of a form
+Split = Callable[[str, bool], tuple[str, str]]  # text, whether it is the last: reasoning, text
 
 
 class Limiter(Protocol):
-    """What limits an answer to the ids of a prompt, as `chat_formats.ReasoningLimit` does. mask:
-    of a grammar.
-    """
+    """How answers to prompts of a chat reason, as `chat_formats.ReasoningLimit` says."""
 
-    def mask(self, prompt: Sequence[int], mask: TokenMask | None = None) -> ReasoningBudget | None:
-        """The mask of an answer; None where there is nothing to limit."""
+    def fitted(self, form: Form | None, max_tokens: int | None) -> Limiter:
+        """The same for answers of a form, the kind and the text of a grammar."""
+        ...
+
+    def mask(self, prompt: Sequence[int], compile: Compile) -> TokenMask | None:
+        """The mask of an answer to the ids of a prompt; None where there is nothing to limit."""
+        ...
+
+    def split(self, prompt: Sequence[int]) -> Split | None:
+        """What tells reasoning from the text of an answer; None where that is not told apart."""
         ...
 
 

@@ -20,7 +20,7 @@ from . import arch, hub
 from .backends import choose
 from .backends.interface import Ops
 from .cache_types import AUTO, USUAL, CacheTypes
-from .chat_formats import ReasoningLimit
+from .chat_formats import ReasoningLimit, mask_and_split
 from .generate_options import GenerateKeywords, Limiter, Prompt, chosen_sampling, is_list_of_prompts
 from .gguf import File
 from .grammar import Grammars, kind_and_text
@@ -28,7 +28,7 @@ from .runtime import embedding
 from .runtime.embedding import Pooling
 from .runtime.engine import Engine, Occupied
 from .runtime.runner import Runner
-from .runtime.sequence import Piece, checked_stops, follow, whole
+from .runtime.sequence import Piece, checked_length, checked_stops, follow, whole
 from .runtime.sequence import Sequence as Answer
 from .sampling import SamplingParams
 from .sampling.keywords import SamplingKeywords
@@ -188,7 +188,7 @@ class Model:
         grammar: GBNF, llama.cpp's notation, that the whole answer must match.
         json_schema: a JSON schema instead, as a dict or as a text. What of a schema cannot be
         enforced is refused. Both need `pip install 'ggpy[grammar]'`.
-        reasoning: ends the reasoning of answers to prompts of a chat; `chat` takes a number.
+        reasoning: how answers to prompts of a chat reason; `chat` takes a number.
 
         >>> "".join(map(str, model.generate("hello", grammar='root ::= "yes" | "no"', seed=1)))
         'no'
@@ -208,31 +208,25 @@ class Model:
 
         >>> model.close()
         """
-        if max_tokens is not None:
-            whole("max_tokens", max_tokens, least=0)
-        options: dict[str, Any] = {"max_tokens": max_tokens, "stop": checked_stops(stop)}
-        options |= {"logprobs": logprobs, "top_logprobs": top_logprobs}
+        options: dict[str, Any] = {"max_tokens": checked_length(max_tokens)}
+        options |= {"stop": checked_stops(stop), "logprobs": logprobs, "top_logprobs": top_logprobs}
         options |= {"context_shift": context_shift, "n_keep": n_keep}
         chosen = chosen_sampling(params, sampling)
-        constraint = kind_and_text(grammar, json_schema)
-
-        def prepare(one: Any) -> Answer:
-            mask = None if constraint is None else self.grammars.compile(*constraint)
-            ids = self._ids(one)
-            budget = reasoning.mask(ids, mask) if reasoning is not None else None
-            params = without_bans(chosen, budget.forced_ids) if budget else chosen
-            return self.engine.prepare(ids, params, grammar=budget or mask, **options)
-
-        if not is_list_of_prompts(prompt):
-            return self._pieces([prepare(prompt)])
-        sequences = []
-        for i, one in enumerate(prompt):
+        form = kind_and_text(grammar, json_schema)
+        limit = reasoning and reasoning.fitted(form, max_tokens)
+        several, sequences = is_list_of_prompts(prompt), list[Answer]()
+        prompts: Any = prompt if several else [prompt]
+        for i, one in enumerate(prompts):
             try:
-                sequences.append(prepare(one))
+                ids = self._ids(one)
+                mask, split = mask_and_split(ids, form, limit, self.grammars.compile)
+                options["params"] = without_bans(chosen, getattr(mask, "forced_ids", ()))
+                options |= {"grammar": mask, "special": split is not None}
+                sequences.append(self.engine.prepare(ids, **options))
             except ValueError as error:
-                error.args = (f"prompt {i} of the list: {error}",)
+                error.args = (f"prompt {i} of the list: {error}",) if several else error.args
                 raise
-            sequences[-1].index = i
+            sequences[-1].index, sequences[-1].split = i, split
         return self._pieces(sequences)
 
     def chat(
@@ -260,19 +254,25 @@ class Model:
         them.
         chat_template: another template: a name ("chatml", "llama3", ...), Jinja, or a file.
         reasoning_budget: tokens of reasoning at most; then the model is made to say the
-        reasoning_budget_message, and to answer. -1 is no limit.
-        options: those of `generate`, with the same defaults.
+        reasoning_budget_message, and to answer. -1 is no limit, 0 is no reasoning.
+        options: those of `generate`. A json_schema holds after reasoning, which has half of
+        max_tokens at most and is in `reasoning` of the pieces; with a grammar there is none.
 
         Raises what `generate` raises; ValueError for messages of another form; ChatTemplateError, a
         ValueError, for a model without a template, and for a template that fails or refuses the
         messages.
         """
         template = None if chat_template is None else choose_template(chat_template)
-        rendered = self.tokenizer.apply_chat_template(messages, template)
-        if whole("reasoning_budget", reasoning_budget, least=-1) >= 0:
-            limit = reasoning_budget, reasoning_budget_message
-            options["reasoning"] = ReasoningLimit.of(self.tokenizer, template, *limit)
-        return self.generate(self.tokenizer.encode_chat(rendered), **options)
+        form = kind_and_text(options.get("grammar"), options.get("json_schema"))
+        free = form is None or options.get("reasoning") is not None
+        if whole("reasoning_budget", reasoning_budget, least=-1) < 0 and free:
+            rendered = self.tokenizer.apply_chat_template(messages, template)
+            return self.generate(self.tokenizer.encode_chat(rendered), **options)
+        asked = reasoning_budget, reasoning_budget_message
+        n = checked_length(options.get("max_tokens", DEFAULT_MAX_TOKENS))
+        limit = ReasoningLimit.of(self.tokenizer, template, *asked).fitted(form, n)
+        options["reasoning"] = limit
+        return self.generate(limit.prompt(messages), **options)
 
     def _ids(self, prompt: Any) -> Sequence[int]:
         """The ids of one prompt; the engine checks those that were given."""

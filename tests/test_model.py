@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 import ggpy
 from ggpy import hub
 from ggpy.backends.numpy.backend import Reference
+from ggpy.chat_formats import ReasoningLimit, by_name
 from ggpy.gguf import File
 from ggpy.model import DEFAULT_MAX_TOKENS, GenerateKeywords, Model
 from ggpy.runtime.sequence import Sequence
@@ -489,3 +492,63 @@ def test_a_chat_with_a_budget_of_reasoning(tiny_path):
         assert closer and answer and free.startswith(thought)
         with pytest.raises(ValueError, match="reasoning_budget is -2: it must be -1 or more"):
             model.chat(messages, reasoning_budget=-2)
+
+
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+KIND = {"type": "object", "properties": {"kind": {"enum": ["a", "bc"]}}, "required": ["kind"],
+        "additionalProperties": False}  # fmt: skip
+
+
+def of_chat(pieces):
+    """The text of an answer, its reasoning, and the number of its tokens."""
+    found = list(pieces)
+    return "".join(map(str, found)), "".join(p.reasoning for p in found), len(found)
+
+
+def is_of_kind(text):
+    return json.loads(text)["kind"] in ("a", "bc")
+
+
+def test_json_of_a_chat_follows_reasoning(tiny_path):
+    """As in the server: with half of the tokens at most, and not where reasoning is off."""
+    pytest.importorskip("llguidance", reason="needs the extra 'grammar'")
+    with ggpy.load(tiny_path("llama"), device="cpu", n_ctx=512, n_seq=2, n_threads=1) as model:
+        ask = partial(model.chat, [{"role": "user", "content": "hello"}], chat_template=THINKS)
+        ask = partial(ask, max_tokens=160, seed=5, json_schema=KIND)
+        said = {"reasoning_budget_message": " Enough."}
+        found = of_chat(ask(**said))
+        text, thought, n_tokens = found
+        assert is_of_kind(text) and thought.endswith("Enough.") and 80 < n_tokens < 160
+        assert of_chat(ask(**said)) == found, "the seed says all of it"
+        text, short, _ = of_chat(ask(reasoning_budget=9, **said))
+        assert is_of_kind(text) and thought.startswith(short.removesuffix("Enough.").strip())
+        text, none, n_tokens = of_chat(ask(reasoning_budget=0))
+        assert is_of_kind(text) and not none and n_tokens < 40
+        assert is_of_kind(of_chat(ask(max_tokens=None, reasoning_budget=3))[0])
+        assert of_chat(ask(json_schema=None, grammar='root ::= "yes"'))[:2] == ("yes", "")
+        for wrong, told in ((False, "the JSON schema is false"), ("{", "schema is not JSON")):
+            with pytest.raises(ValueError, match=told):
+                ask(json_schema=wrong)
+        with pytest.raises(ValueError, match="max_tokens is -1"):
+            ask(max_tokens=-1)
+
+
+def test_json_of_a_raw_prompt_begins_at_once(tiny_path):
+    """Unless `generate` is told that the ids are those of a chat, each of which has its own end."""
+    pytest.importorskip("llguidance", reason="needs the extra 'grammar'")
+    with ggpy.load(tiny_path("llama"), device="cpu", n_ctx=512, n_seq=2, n_threads=1) as model:
+        options = {"max_tokens": 120, "seed": 5, "json_schema": KIND}
+        text, thought, _ = of_chat(model.generate("hello<think>", **options))
+        assert is_of_kind(text) and not thought
+        limit = ReasoningLimit.of(model.tokenizer, THINKS, 4, " Enough.")
+        prompts = [model.tokenizer.encode(text) for text in ("hello<think>", "world<think>\n")]
+        pieces = list(model.generate(prompts, reasoning=limit, **options))
+        for i in range(2):
+            text, thought, _ = of_chat(piece for piece in pieces if piece.index == i)
+            assert is_of_kind(text) and thought.endswith("Enough.")
+        harmony = ReasoningLimit(by_name("harmony"), model.tokenizer, 4, " Enough.")
+        text, _, n_tokens = of_chat(model.generate("hello", reasoning=harmony, **options))
+        assert is_of_kind(text) and n_tokens > 20, "the header of the message is no text"

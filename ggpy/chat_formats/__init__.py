@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
-from .budget import ReasoningLimit, reasoning_budget
 from .chat_format import ChatFormat
 from .deltas import CallArguments, CallBegin, CallEnd, Delta, ReasoningPart, TextPart
 from .detect import NAMES, by_name, detect
 from .parser import ChatParser
+from .reasoning.budget import reasoning_budget
+from .reasoning.limit import ReasoningLimit, mask_and_split
 from .written import can_write, with_written_calls
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "by_name",
     "can_write",
     "detect",
+    "mask_and_split",
     "reasoning_budget",
     "with_written_calls",
 ]

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..chat_formats import ReasoningLimit
+    from ..generate_options import Compile, Form
     from ..model import Model
     from ..runtime.engine import Engine
     from ..runtime.sequence import Sequence as Answer
-    from ..sampling import SamplingParams, TokenMask
+    from ..sampling import SamplingParams
 
 
 @dataclass
@@ -99,8 +100,9 @@ class AnswerSettings:
     stop: list[str] = field(default_factory=list)
     context_shift: bool = False
     keep: int = 0  # first tokens that a context shift keeps; -1 is the whole prompt
-    mask: Callable[[], TokenMask] | None = None  # what an answer must match: makes one for each
-    reasoning: ReasoningLimit | None = None  # what ends the reasoning of an answer
+    form: Form | None = None  # what an answer must match
+    compile: Compile | None = None  # makes the mask of a form
+    reasoning: ReasoningLimit | None = None  # of the answers of a chat
 
     def __post_init__(self) -> None:
         from ..runtime.sequence import checked_stops
@@ -116,17 +118,18 @@ class AnswerSettings:
         keep: bool = False,
     ) -> Answer:
         """A sequence of the engine that answers ids; ContextOverflow where they do not fit."""
+        from ..chat_formats import mask_and_split
         from ..runtime.engine import ContextOverflow
         from ..sampling.params import without_bans
 
-        mask, params = self.mask() if self.mask else None, self.params
-        if self.reasoning and (budget := self.reasoning.mask(ids, mask)):
-            mask, params = budget, without_bans(params, budget.forced_ids)
+        mask, split = None, None
+        if self.compile is not None:
+            mask, split = mask_and_split(ids, self.form, self.reasoning, self.compile)
         n_keep = len(ids) if self.keep < 0 else min(self.keep, len(ids))
         try:
-            return engine.add(
+            sequence = engine.add(
                 ids,
-                params,
+                without_bans(self.params, getattr(mask, "forced_ids", ())),
                 max_tokens=self.max_tokens,
                 stop=self.stop,
                 context_shift=self.context_shift,
@@ -134,7 +137,10 @@ class AnswerSettings:
                 keep=keep,
                 previous=previous,
                 grammar=mask,
+                special=split is not None,
             )
+            sequence.split = split
+            return sequence
         except ContextOverflow as error:
             told = f"context is {error.n_ctx} tokens, the prompt has {error.n_prompt}"
             error.args = (f"{told}: raise -c or shorten it",)
@@ -148,12 +154,13 @@ def stream(
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Figures:
     """Run a sequence to its end and write its text as it comes; it ends early when cancelled.
+    What is told apart as reasoning goes to stderr.
 
     Raises the sequence's error, if it ends with one.
     """
     from ..util.progress import Bar
 
-    clock = AnswerClock(sequence)
+    clock, thoughts = AnswerClock(sequence), Thoughts()
     with Bar("prompt", sequence.n_prompt, "tokens") as bar:
         while not sequence.pieces and sequence.finish is None and not cancelled():
             engine.step()
@@ -161,14 +168,32 @@ def stream(
     while True:
         clock.tick()
         while sequence.pieces:
-            write(sequence.pieces.popleft().text)
+            piece = sequence.pieces.popleft()
+            thoughts.show(piece.reasoning, done=bool(piece.text))
+            write(piece.text)
         if sequence.finish is not None or cancelled():
             break
         engine.step()
+    thoughts.show("", done=True)
     engine.cancel(sequence)
     if sequence.error is not None:
         raise sequence.error
     return clock.figures()
+
+
+class Thoughts:
+    """What the model thinks before an answer of a form: on stderr, so that stdout has the form."""
+
+    def __init__(self) -> None:
+        self.open = False
+
+    def show(self, text: str, done: bool) -> None:
+        """Write more of it; an empty line stands between it and the answer."""
+        self.open = self.open or bool(text)
+        if self.open:
+            sys.stderr.write(text + "\n\n" * done)
+            sys.stderr.flush()
+            self.open = not done
 
 
 class AnswerClock:

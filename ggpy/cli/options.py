@@ -267,7 +267,8 @@ def _generation(parser: Parser) -> None:
     constraint.add_argument(
         *("-j", "--json-schema"),
         metavar="SCHEMA",
-        help="the answer must be JSON that matches this schema; {} is any object",
+        help="the answer must be JSON that matches this schema, after reasoning if the model does; "
+        "{} is any object",
     )
     constraint.add_argument(
         *("-jf", "--json-schema-file"), metavar="FILE", help="the same, from a file"

@@ -7,7 +7,7 @@ terminal.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ class ChatSettings:
     template: str | None = None  # Jinja; None is the model's own
     system: str | None = None  # content of the first message
     variables: Mapping[str, Any] = field(default_factory=dict)  # further ones of the template
+    closed: Callable[[str], str] = str  # what becomes of a rendered prompt
 
 
 def read_prompt(source: PromptSource) -> str | None:
@@ -93,7 +94,8 @@ def converse(settings: ChatSettings, tokenizer: Tokenizer) -> Conversation:
 
     template = template_of(settings, tokenizer)
     if template is not None:
-        return Conversation(tokenizer, template, settings.system, settings.variables)
+        told = settings.variables, settings.closed
+        return Conversation(tokenizer, template, settings.system, *told)
     if settings.wanted is False:
         raise PromptError("--no-chat needs a prompt: give one with -p, -f or through a pipe")
     raise PromptError(

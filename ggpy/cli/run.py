@@ -11,12 +11,10 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import hub
 from ..util.messages import escaped
@@ -27,9 +25,9 @@ from . import options as command_line
 
 if TYPE_CHECKING:
     from ..chat_formats import ReasoningLimit
+    from ..generate_options import Form
     from ..gguf import File
     from ..model import Model
-    from ..sampling import TokenMask
     from ..tokenizer import Tokenizer
 
 
@@ -58,7 +56,10 @@ def run(options: argparse.Namespace) -> int:
         arch.find(file)  # first of all: another architecture's tokenizer may be unknown as well
         tokenizer = Tokenizer.from_gguf(file)
         settings, asked = answer_settings(options, tokenizer), chat_settings(options)
-        settings = replace(settings, reasoning=reasoning_limit(options, asked, tokenizer))
+        limit = reasoning_limit(options, asked, tokenizer, settings)
+        if limit is not None:
+            settings = replace(settings, reasoning=limit)
+            asked = replace(asked, variables=limit.variables, closed=limit.closed)
         chatting = prompt is None or options.chat
         ids = [] if chatting else prompts.single(asked, tokenizer, prompt or "")
         conversation = prompts.converse(asked, tokenizer) if chatting else None
@@ -88,15 +89,7 @@ def chat_settings(options: argparse.Namespace) -> prompts.ChatSettings:
         return prompts.ChatSettings(wanted=False)
     system = options.system_prompt
     system = None if system is None else spoken(options, system, "-sys")
-    template = chat_template(options)
-    return prompts.ChatSettings(options.chat, template, system, template_variables(options))
-
-
-def template_variables(options: argparse.Namespace) -> dict[str, Any]:
-    """What options say to the chat template."""
-    if options.reasoning_budget == 0:
-        return {"enable_thinking": False}
-    return {"thinking_budget": options.reasoning_budget} if options.reasoning_budget > 0 else {}
+    return prompts.ChatSettings(options.chat, chat_template(options), system)
 
 
 def chat_template(options: argparse.Namespace) -> str | None:
@@ -113,6 +106,7 @@ def chat_template(options: argparse.Namespace) -> str | None:
 
 def answer_settings(options: argparse.Namespace, tokenizer: Tokenizer) -> answer.AnswerSettings:
     """What is said about answers; ValueError for a parameter out of range."""
+    from ..grammar import Grammars
     from ..sampling import DRY_SEQUENCE_BREAKERS, SamplingParams
     from ..tokenizer.breakers import dry_breakers
 
@@ -124,50 +118,56 @@ def answer_settings(options: argparse.Namespace, tokenizer: Tokenizer) -> answer
         texts = options.dry_sequence_breaker or DRY_SEQUENCE_BREAKERS
         texts = [] if "none" in texts else [spoken(options, t, "a breaker") for t in texts]
         params = replace(params, dry_breakers=dry_breakers(texts, tokenizer))
+    form, grammars = answer_form(options), Grammars(tokenizer)
+    if form is not None:
+        grammars.compile(*form)  # so that a mistake is told before the model is loaded
     return answer.AnswerSettings(
         params=params,
         max_tokens=options.predict if options.predict >= 0 else None,
         stop=[spoken(options, text, "-r") for text in options.reverse_prompt],
         context_shift=options.context_shift,
         keep=options.keep,
-        mask=answer_mask(options, tokenizer),
+        form=form,
+        compile=grammars.compile,
     )
 
 
-def answer_mask(
-    options: argparse.Namespace, tokenizer: Tokenizer
-) -> Callable[[], TokenMask] | None:
-    """Makes the mask of an answer, if there is a grammar; ValueError, OSError for a wrong one."""
-    from ..grammar import Grammars, kind_and_text
+def answer_form(options: argparse.Namespace) -> Form | None:
+    """What an answer must match, if that is given; ValueError, OSError."""
+    from ..grammar import kind_and_text
 
     grammar = prompts.argument_or_file(options.grammar, "--grammar", options.grammar_file)
     schema = prompts.argument_or_file(options.json_schema, "-j", options.json_schema_file)
-    constraint = kind_and_text(grammar, schema)
-    if constraint is None:
-        return None
     if schema is not None and "".join(schema.split()) == "{}":  # as llama.cpp reads it
-        constraint = "json_object", ""
-    grammars = Grammars(tokenizer)
-    grammars.compile(*constraint)  # so that a mistake is told before the model is loaded
-    return partial(grammars.compile, *constraint)
+        return "json_object", ""
+    return kind_and_text(grammar, schema)
 
 
 def reasoning_limit(
-    options: argparse.Namespace, asked: prompts.ChatSettings, tokenizer: Tokenizer
+    options: argparse.Namespace,
+    asked: prompts.ChatSettings,
+    tokenizer: Tokenizer,
+    settings: answer.AnswerSettings,
 ) -> ReasoningLimit | None:
-    """What ends the reasoning of answers, if they have a budget; PromptError without a chat."""
-    if options.reasoning_budget < 0:
+    """How the answers of a chat reason, if they have a budget or a form; PromptError for a budget
+    without a chat.
+    """
+    budget = options.reasoning_budget
+    if budget < 0 and settings.form is None:
         return None
     from ..chat_formats import ReasoningLimit
 
     template = prompts.template_of(asked, tokenizer)
+    if template is None and budget < 0:
+        return None
     if template is None:
         raise prompts.PromptError(
             "--reasoning-budget needs a chat template, which says how the model writes reasoning: "
             "name one with --chat-template, or leave --no-chat away"
         )
     message = spoken(options, options.reasoning_budget_message, "--reasoning-budget-message")
-    return ReasoningLimit.of(tokenizer, template, options.reasoning_budget, message)
+    limit = ReasoningLimit.of(tokenizer, template, budget, message)
+    return limit.fitted(settings.form, settings.max_tokens)
 
 
 def spoken(options: argparse.Namespace, text: str, source: str) -> str:

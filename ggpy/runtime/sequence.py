@@ -25,6 +25,7 @@ from .logprobs import TokenBytes, TokenLogprob, drawn_scores, scores
 from .prefix import PrefixHashes
 
 Finish = Literal["stop", "length", "context", "cancelled", "error"]
+Split = Callable[[str, bool], tuple[str, str]]  # text, whether it is the last: reasoning, text
 
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
@@ -63,7 +64,8 @@ class Piece:
     """What one sampled token adds to a text; `str(piece)` is `piece.text`.
 
     The texts of all pieces make up the answer. A text is empty while a character or a possible stop
-    string is incomplete; the last piece has the text that was held back.
+    string is incomplete; the last piece has the text that was held back. In a chat whose answer has
+    a form, what the model thinks before it is `reasoning`, and not text.
 
     finish_reason: None for all but the last piece of a text. "stop": an end token or a stop string;
     "length": max_tokens; "context": the context is full. Errors are raised instead.
@@ -83,6 +85,7 @@ class Piece:
     top_logprobs: tuple[TokenLogprob, ...] = ()  # the most probable tokens, the best first
     finish_reason: Finish | None = None
     index: int = 0  # of the prompt in a list of prompts
+    reasoning: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -186,6 +189,7 @@ class Sequence:
     post_sampling: bool = False  # pieces have log probabilities after the sampler chain
     notify: Callable[[], None] | None = None  # called after each piece, and at the end
     index: int = 0  # of the prompt in a list of prompts; its pieces have it, too
+    split: Split | None = None  # tells reasoning from the text of the pieces
     # time.perf_counter() at `begin`, at the first admission and at the first token; 0 before.
     t_begun: float = 0.0
     t_admitted: float = 0.0
@@ -211,7 +215,8 @@ class Sequence:
         if finish and not stopped:
             rest, stopped = self.stops.add(self.stream.finish())
             text += rest if stopped else rest + self.stops.finish()
-        self.pieces.append(Piece(text, token, logprob, top_logprobs, finish, self.index))
+        thought, text = self.split(text, finish is not None) if self.split else ("", text)
+        self.pieces.append(Piece(text, token, logprob, top_logprobs, finish, self.index, thought))
         return finish
 
     def scores(
@@ -311,6 +316,11 @@ def checked_prompt(ids: Seq[int], n_ctx: int, n_vocab: int) -> list[int]:
             f"token id {outside} is not in the vocabulary: ids go from 0 to {n_vocab - 1}"
         )
     return prompt
+
+
+def checked_length(max_tokens: int | None) -> int | None:
+    """The number of tokens at most, if there is one; ValueError."""
+    return None if max_tokens is None else whole("max_tokens", max_tokens, least=0)
 
 
 def whole(name: str, value: object, least: int | None = None) -> int:

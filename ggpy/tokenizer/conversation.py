@@ -5,7 +5,7 @@ It must not know where questions come from, or what becomes of answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ class Conversation:
     template: str  # Jinja
     system: str | None = None  # content of the first message, which `clear` keeps
     variables: Mapping[str, Any] = field(default_factory=dict)  # more variables of the template
+    closed: Callable[[str], str] = str  # what becomes of the rendered prompt
     messages: list[dict[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,4 +58,4 @@ class Conversation:
         rendered = self.tokenizer.apply_chat_template(
             self.messages, self.template, variables=self.variables
         )
-        return self.tokenizer.encode_chat(rendered)
+        return self.tokenizer.encode_chat(self.closed(rendered))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ import pytest
 from ggpy import __main__ as dispatcher
 from ggpy.cli import options as command_line
 from ggpy.cli import run
-from ggpy.cli.answer import Figures
+from ggpy.cli.answer import Figures, Thoughts
 from ggpy.cli.options import unescape
 from ggpy.cli.prompts import PromptError, decode
 from ggpy.cli.sampling_options import SAMPLING, sampling
@@ -476,3 +477,52 @@ def test_a_budget_is_told_to_the_template(cli: Cli) -> None:
     for budget, told in (("-1", "- -"), ("0", "False -"), ("7", "- 7")):
         pieces = re.findall(r"b'(.*)'$", cli(*asked, "--reasoning-budget", budget).err, re.M)
         assert "".join(pieces).removeprefix("<s>").strip() == told
+
+
+THINKS = (
+    "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
+    "{% if add_generation_prompt %}<think>\n{% endif %}"
+)
+JSON = ("-j", '{"enum": ["a", "b"]}', "-s", "3", "--temp", "0.5", "--no-perf")
+BUDGET = ("--reasoning-budget", "5", "--reasoning-budget-message", r"\nEnough.")
+
+
+def test_json_of_a_chat_follows_reasoning(cli: Cli) -> None:
+    """In every turn; reasoning goes to stderr, and stdout has only JSON. A grammar ends it before
+    the answer.
+    """
+    pytest.importorskip("llguidance", reason="needs the extra 'grammar'")
+    asked = (*MODEL, "--chat-template", THINKS)
+    found = cli(*asked, *JSON, *BUDGET, "-cnv", stdin=b"hello\nworld\n")
+    assert found.status == 0 and found.err.count("Enough.\n\n") == 2
+    answers = [json.loads(line) for line in found.out.splitlines()]
+    assert len(answers) == 2 and all(answer in ("a", "b") for answer in answers)
+    half = cli(*asked, *JSON, *BUDGET[2:], "-p", "hello", "-n", "120")
+    assert json.loads(half.out) in ("a", "b") and "Enough.\n\n" in half.err
+    for plain in (("--grammar", r'root ::= "\"a\""'), (*JSON, "--reasoning-budget", "0")):
+        found = cli(*asked, *plain, "-p", "hello", "--verbose-prompt")
+        pieces = "".join(re.findall(r"b'(.*)'$", found.err, re.M))
+        assert pieces.endswith(r"<think>\n\n</think>\n\n") and "Enough" not in found.err
+        assert json.loads(found.out) in ("a", "b")
+    raw = cli(*MODEL, *JSON, "--no-chat", "-p", "hello<think>")
+    assert json.loads(raw.out) in ("a", "b")
+
+
+@posix
+def test_ctrl_c_ends_reasoning_and_its_answer_alone(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llguidance", reason="needs the extra 'grammar'")
+    shown: list[str] = []
+
+    def show(thoughts: Thoughts, text: str, done: bool) -> None:
+        if text and not shown:
+            signal.raise_signal(signal.SIGINT)
+        shown.append(text)
+
+    monkeypatch.setattr(Thoughts, "show", show)
+    asked = (*MODEL, "--chat-template", THINKS, *JSON, *BUDGET, "-cnv")
+    found = cli(*asked, stdin=b"hello\nworld\n")
+    first, second = found.out.splitlines()
+    assert found.status == 0 and not first and json.loads(second) in ("a", "b")
+    assert "".join(shown).count("Enough.") == 1

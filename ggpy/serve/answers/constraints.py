@@ -5,23 +5,22 @@ Nothing here knows HTTP or the engine.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...chat_formats import ChatFormat
-from ...chat_formats.constraint import (
-    call_grammar,
-    can_answer_after_reasoning,
-    can_answer_instead,
-    json_grammar,
+from ...chat_formats.constraint import call_grammar, can_answer_instead
+from ...chat_formats.reasoning.forms import (
+    JSON_KINDS,
+    FormsAfterReasoning,
+    leave_half,
+    schema_of,
 )
 from ..errors import ApiError
 from ..events import ChatRequest, Constraint
 from ..settings import ServerSettings
 
-JSON_KINDS = ("json_schema", "json_object")
 CHARACTERS_PER_TOKEN = 4  # about as many, in most languages and vocabularies
 
 
@@ -33,7 +32,8 @@ class ChatConstraints:
     def __init__(
         self, chat_format: ChatFormat, markers: Mapping[str, int], template: str | None
     ) -> None:
-        self._format, self._markers, self._template = chat_format, markers, template or ""
+        self._format, self._markers = chat_format, markers
+        self._forms = FormsAfterReasoning(chat_format, markers, template)
 
     def of(self, request: ChatRequest, opened: bool) -> Constraint | None:
         """The grammar of an answer that must call a tool, or what the options ask for; ApiError.
@@ -75,13 +75,11 @@ class ChatConstraints:
             return True
         begun = request.continues and request.messages[-1]["role"] == "assistant"
         return (
-            constraint.kind in JSON_KINDS
-            and request.reasoning
+            request.reasoning
             and request.reasoning_budget != 0
             and not begun
             and request.may_think
-            and self._knows_reasoning
-            and can_answer_after_reasoning(self._format, self._markers)
+            and self._forms.may_follow(constraint.kind)
         )
 
     def _form(self, request: ChatRequest, opened: bool) -> Constraint | None:
@@ -89,21 +87,11 @@ class ChatConstraints:
         constraint = request.options.constraint
         if constraint is None or not self.allow_reasoning(request):
             return constraint
-        schema = _schema_of(constraint)
-        if schema is False:
-            return constraint  # which is refused
-        schema = {} if schema is True else schema
         try:
-            text = json_grammar(
-                self._format,
-                schema,
-                special=self._markers,
-                reasoning_open=opened,
-                reasoning_limit=self._reasoning_limit(request, opened),
-            )
+            kind_and_text = self._forms.after_reasoning((constraint.kind, constraint.text), opened)
         except ValueError as error:
             raise ApiError(400, str(error), param=constraint.param) from None
-        return Constraint("lark", text, constraint.param)
+        return Constraint(*kind_and_text, constraint.param)  # type: ignore[arg-type]
 
     def call_or_json(self, request: ChatRequest, opened: bool) -> Constraint | None:
         """The grammar of an answer that calls tools, or is the JSON that the options ask for: an
@@ -115,7 +103,7 @@ class ChatConstraints:
             return None
         if constraint.kind not in JSON_KINDS:
             return None
-        schema = _schema_of(constraint)
+        schema = schema_of(constraint.kind, constraint.text)
         if not can_answer_instead(self._format, self._markers) or not isinstance(schema, dict):
             return None
         try:
@@ -132,19 +120,14 @@ class ChatConstraints:
             return None
         return Constraint("lark", text, constraint.param)
 
-    @property
-    def _knows_reasoning(self) -> bool:
-        """Whether the template has reasoning."""
-        closer = self._format.reasoning_close
-        written = bool(closer) and closer in self._template
-        return written or self._format.reasoning_opened or self._format.channels is not None
-
     def _reasoning_limit(self, request: ChatRequest, opened: bool) -> int | None:
         """Characters of reasoning before what is demanded: about half of the answer's tokens; a
         budget counts tokens instead. There is none if the template does not know it, or it is
         turned off.
         """
-        allowed = request.may_think and self._knows_reasoning and self.allow_reasoning(request)
+        allowed = (
+            request.may_think and self._forms.knows_reasoning and self.allow_reasoning(request)
+        )
         if not opened and not allowed:
             return 0
         n = request.options.max_tokens
@@ -160,21 +143,14 @@ def limited(request: ChatRequest, settings: ServerSettings) -> ChatRequest:
         budget = settings.reasoning_budget
     n, has_form = request.options.max_tokens, request.options.constraint is not None
     demanded = has_form or request.tool_choice not in ("auto", "none")
-    if n is not None and budget > 0 and demanded:
-        budget = min(budget, n // 2)
-    elif n is not None and budget < 0 and has_form:
-        budget = n // 2
+    if (demanded and budget > 0) or (has_form and budget < 0):
+        budget = leave_half(budget, n)
     message = request.reasoning_message
     message = settings.reasoning_message if message is None else message
     told_apart = request.reasoning and settings.reasoning_format != "none"
     return replace(
         request, reasoning=told_apart, reasoning_budget=budget, reasoning_message=message
     )
-
-
-def _schema_of(constraint: Constraint) -> Any:
-    """The schema of a constraint that is JSON."""
-    return json.loads(constraint.text or '{"type": "object"}')
 
 
 def schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,59 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..sampling.reasoning import ReasoningBudget, ReasoningMarkers
-from .channels.messages import MESSAGE
-from .chat_format import ChatFormat
-from .detect import detect
+from ...sampling.reasoning import ReasoningBudget, ReasoningMarkers
+from ..channels.messages import MESSAGE
+from ..chat_format import ChatFormat
 
 if TYPE_CHECKING:
-    from ..sampling import TokenMask
-    from ..tokenizer import Tokenizer
-
-LONGEST_OPENER = 64  # tokens
-
-
-@dataclass(frozen=True)
-class ReasoningLimit:
-    """The budget of all answers to prompts of one chat template; `of` detects its format."""
-
-    chat_format: ChatFormat
-    tokenizer: Tokenizer
-    n_tokens: int
-    message: str = ""
-
-    @classmethod
-    def of(
-        cls, tokenizer: Tokenizer, template: str | None, n_tokens: int, message: str = ""
-    ) -> ReasoningLimit:
-        """The limit for a template, which is Jinja; None is the model's own."""
-
-        def render(
-            messages: Sequence[Mapping[str, Any]],
-            tools: Sequence[Mapping[str, Any]] | None = None,
-            variables: Mapping[str, Any] | None = None,
-        ) -> str:
-            options = {"tools": tools, "variables": variables}
-            return tokenizer.apply_chat_template(messages, template, **options)  # type: ignore[arg-type]
-
-        return cls(detect(render), tokenizer, n_tokens, message)
-
-    def mask(self, prompt: Sequence[int], mask: TokenMask | None = None) -> ReasoningBudget | None:
-        """`reasoning_budget` of an answer to the ids of a prompt."""
-        end = self.tokenizer.decode(prompt[-LONGEST_OPENER:], special=True)
-        return reasoning_budget(
-            self.chat_format,
-            self.tokenizer,
-            self.n_tokens,
-            self.message,
-            opened=self.chat_format.opens_reasoning(end),
-            mask=mask,
-        )
+    from ...sampling import TokenMask
+    from ...tokenizer import Tokenizer
 
 
 def reasoning_budget(
