@@ -9,6 +9,7 @@ but by name.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import warnings
@@ -101,9 +102,10 @@ class Editor:
             text = str(self.session.prompt())
         except Stopped:
             restore()  # the signal may come while the editor changes the terminal's mode
-            # The signal may come before a coroutine of the editor is awaited. The program ends now,
-            # so Python need not warn about the coroutine.
+            # The signal may come before a coroutine of the editor is awaited, or while one of its
+            # tasks waits. The program ends now, so Python need not warn about either.
             warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            logging.getLogger("asyncio").disabled = True
             raise
         if text.strip():
             self.history.add(text)

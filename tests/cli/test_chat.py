@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import io
 import json
+import logging
 import os
 import re
 import signal
@@ -363,6 +366,27 @@ def test_a_signal_before_the_editor_awaits_a_coroutine_leaves_no_warning() -> No
             editor.read()
         del editor.session  # and with it the coroutine
     assert not warned
+
+
+def test_a_signal_while_a_task_of_the_editor_waits_leaves_no_message(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(logging.getLogger("asyncio"), "disabled", False)
+
+    class Session:
+        def prompt(self) -> str:
+            self.loop = asyncio.new_event_loop()
+            self.task = self.loop.create_task(asyncio.sleep(9))
+            raise Stopped(signal.SIGTERM)
+
+    editor = Editor.__new__(Editor)
+    editor.session = session = Session()
+    with pytest.raises(Stopped), warnings.catch_warnings():
+        editor.read()
+    session.loop.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        del editor.session, session
+        gc.collect()
+    assert not caplog.records
 
 
 @posix
