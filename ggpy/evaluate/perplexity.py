@@ -10,7 +10,6 @@ Letters: N chunks of C tokens, K scored tokens in a chunk, R rows, V vocabulary.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from ..formats import Format, all_formats, by_name
 from ..gguf import File, Tensor
 from ..quantization.workers import Workers, slabs
 from ..runtime.evaluator import first_scored, n_scored
+from ..util.disk import NoRoom, check_room
 from ..util.messages import escaped
 from ..util.output_file import OutputFile
 
@@ -101,12 +101,10 @@ def saved(path: Path, chunks: Ids, n_vocab: int, logits: Iterable[F32]) -> Itera
     The file appears when the iterator is exhausted. ValueError if the disk lacks space for it.
     """
     dtype = base_dtype(chunks.shape[1], n_vocab)
-    needed, free = dtype.itemsize * len(chunks), shutil.disk_usage(path.parent).free
-    if needed > free:
-        raise ValueError(
-            f"{path}: {needed / 1e6:.0f} MB of logits, {free / 1e6:.0f} MB are free: "
-            "lower --chunks or name a file elsewhere"
-        )
+    try:
+        check_room(path, dtype.itemsize * len(chunks))
+    except NoRoom as error:
+        raise ValueError(f"{error}: lower --chunks or name a file elsewhere") from None
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
     with OutputFile(path) as out:
         np.lib.format.write_array_header_2_0(out.stream, {**header, "shape": (len(chunks),)})

@@ -8,7 +8,6 @@ they mean to a model.
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..formats import Format
+from ..util.disk import check_room
 from ..util.messages import shown
 from ..util.output_file import OutputFile, is_stream
 from .cursor import ARRAY, SCALARS, STRING
@@ -62,7 +62,7 @@ class Writer:
         head = header(metadata, self._slots, self._alignment)
         self.nbytes = len(head) + sum(self._padded(n) for n in self._left)
         if not self.path.is_dir() and not is_stream(self.path):
-            _check_room(self.path, self.nbytes)
+            check_room(self.path, self.nbytes)
         self._file = OutputFile(self.path)
         try:
             self._file.write(head)
@@ -103,12 +103,6 @@ class Writer:
 
     def _padded(self, nbytes: int) -> int:
         return -(-nbytes // self._alignment) * self._alignment
-
-
-def _check_room(path: Path, nbytes: int) -> None:
-    free = shutil.disk_usage(path.parent).free
-    if nbytes > free:
-        raise OSError(f"{path}: needs {nbytes / 1e9:.2f} GB, {free / 1e9:.2f} GB are free there")
 
 
 def header(metadata: Metadata, slots: Sequence[Slot], alignment: int = DEFAULT_ALIGNMENT) -> bytes:

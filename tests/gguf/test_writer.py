@@ -133,7 +133,7 @@ def test_a_full_disk_is_seen_before_and_while_writing(
     slots = [Slot("a", (1 << 20, 1 << 20), F32)]
     with pytest.raises(OSError, match=r"out\.gguf: needs 4398\.05 GB, .* GB are free there"):
         Writer(tmp_path / "out.gguf", {}, slots)
-    monkeypatch.setattr(writer, "_check_room", lambda path, nbytes: None)
+    monkeypatch.setattr(writer, "check_room", lambda path, nbytes: None)
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("this system has no device that is always full")

@@ -100,5 +100,5 @@ def test_a_disk_that_is_too_small_leaves_nothing(
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10_000))
     said = refused("tiny:Q8_0", tmp_path / "x")
-    assert "x: needs 0.00 GB, 0.00 GB are free there" in said
+    assert "MB, 0.01 MB are free there" in said
     assert not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -296,8 +296,8 @@ def test_an_interrupted_run_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_logits_that_do_not_fit_on_the_disk(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(p.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10**6}))
-    with pytest.raises(ValueError, match=r"25 MB of logits, 1 MB are free: lower --chunks"):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**6))
+    with pytest.raises(ValueError, match=r"x\.npy: needs 25 MB, 1 MB are free there: lower"):
         next(p.saved(tmp_path / "x.npy", np.zeros((2, 64), np.int32), 10**5, iter([])))
     with pytest.raises(ValueError, match="more than 2 GB a chunk: lower -c"):
         p.base_dtype(32768, 262144)
