@@ -12,13 +12,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .sampling import SamplingParams, TokenMask
+from .sampling import SamplingParams, Split, TokenMask
 from .sampling.keywords import SamplingKeywords
 
 Prompt = str | Sequence[int]
 Form = tuple[str, str]  # kind and text of a grammar
 Compile = Callable[[str, str], TokenMask]  # makes the mask of a form
-Split = Callable[[str, bool], tuple[str, str]]  # text, whether it is the last: reasoning, text
 
 
 class Limiter(Protocol):

@@ -32,7 +32,6 @@ from .runtime.sequence import Piece, checked_length, checked_stops, follow, whol
 from .runtime.sequence import Sequence as Answer
 from .sampling import SamplingParams
 from .sampling.keywords import SamplingKeywords
-from .sampling.params import without_bans
 from .tokenizer import Tokenizer
 from .tokenizer.templates import choose as choose_template
 
@@ -220,11 +219,11 @@ class Model:
             try:
                 ids = self._ids(one)
                 mask, split = mask_and_split(ids, form, limit, self.grammars.compile)
-                options["params"] = without_bans(chosen, getattr(mask, "forced_ids", ()))
                 options |= {"grammar": mask, "special": split is not None}
-                sequences.append(self.engine.prepare(ids, **options))
+                sequences.append(self.engine.prepare(ids, chosen, **options))
             except ValueError as error:
-                error.args = (f"prompt {i} of the list: {error}",) if several else error.args
+                if several:
+                    error.args = (f"prompt {i} of the list: {error}",)
                 raise
             sequences[-1].index, sequences[-1].split = i, split
         return self._pieces(sequences)

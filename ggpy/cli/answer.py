@@ -120,7 +120,6 @@ class AnswerSettings:
         """A sequence of the engine that answers ids; ContextOverflow where they do not fit."""
         from ..chat_formats import mask_and_split
         from ..runtime.engine import ContextOverflow
-        from ..sampling.params import without_bans
 
         mask, split = None, None
         if self.compile is not None:
@@ -129,7 +128,7 @@ class AnswerSettings:
         try:
             sequence = engine.add(
                 ids,
-                without_bans(self.params, getattr(mask, "forced_ids", ())),
+                self.params,
                 max_tokens=self.max_tokens,
                 stop=self.stop,
                 context_shift=self.context_shift,

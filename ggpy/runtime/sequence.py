@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.interface import PAGE_SIZE
-from ..sampling import Sampler
+from ..sampling import Sampler, Split
 from .kv_cache import SequencePages
 from .logprobs import TokenBytes, TokenLogprob, drawn_scores, scores
 from .prefix import PrefixHashes
 
 Finish = Literal["stop", "length", "context", "cancelled", "error"]
-Split = Callable[[str, bool], tuple[str, str]]  # text, whether it is the last: reasoning, text
 
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024

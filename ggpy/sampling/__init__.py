@@ -25,7 +25,7 @@ from .params import (
     SamplingParams,
     in_effect,
 )
-from .reasoning import ReasoningBudget, ReasoningMarkers
+from .reasoning import ReasoningBudget, ReasoningMarkers, Split
 from .sampler import NO_TOKEN, Chain, Sampler, uniform
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "ReasoningMarkers",
     "Sampler",
     "SamplingParams",
+    "Split",
     "TokenFilter",
     "TokenMask",
     "TokenTexts",

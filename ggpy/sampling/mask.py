@@ -53,6 +53,13 @@ def waits(mask: TokenMask) -> bool:
     return bool(getattr(mask, "waits", True))
 
 
+def forced_ids(mask: TokenMask) -> tuple[int, ...]:
+    """Tokens that a mask may leave alone to be drawn, so that no bias may forbid them. A kind of
+    mask that makes a model say something has a property `forced_ids`.
+    """
+    return tuple(getattr(mask, "forced_ids", ()))
+
+
 def n_words(n_vocab: int) -> int:
     """Words of a row."""
     return -(-n_vocab // WORD_BITS)

@@ -20,6 +20,10 @@ MAX_HEADER = 256  # bytes of an opening marker, or of a header that is one
 MAX_DELAY = 16  # tokens beyond the limit that may complete a character or a marker
 UNLIMITED = 1 << 62  # tokens: a limit that only `end_soon` lowers
 
+# Tells reasoning from the rest of an answer's text: (text, whether it is the last) -> (reasoning,
+# text).
+Split = Callable[[str, bool], tuple[str, str]]
+
 
 @dataclass(frozen=True)
 class ReasoningMarkers:

@@ -29,9 +29,17 @@ from .links import (
     State,
     TokenFilter,
 )
-from .mask import TokenMask, allowed_tokens, fill_checked, in_force, n_words, waits
+from .mask import (
+    TokenMask,
+    allowed_tokens,
+    fill_checked,
+    forced_ids,
+    in_force,
+    n_words,
+    waits,
+)
 from .order import SAMPLERS
-from .params import MASK64, SamplingParams, in_effect
+from .params import MASK64, SamplingParams, in_effect, without_bans
 from .ranking import Ids, Logits, Probabilities, crossing, weights
 
 NO_TOKEN = -1  # the id of a row from which none can be chosen
@@ -102,6 +110,8 @@ class Sampler:
         beyond = [token for token in params.logit_bias if not 0 <= token < n_vocab]
         if beyond:
             raise ValueError(f"logit_bias names token {beyond[0]}: ids go from 0 to {n_vocab - 1}")
+        if mask is not None:
+            params = without_bans(params, forced_ids(mask))
         self.params = in_effect(params)
         self.chain = Chain(self.params)
         self.tokens = tokens

@@ -168,7 +168,7 @@ class ModelService:
     ) -> Ticket:
         """Hand a sequence to the engine's thread. budget: asks the grammar itself."""
         ends = () if grammar is None else self.tokenizer.end_ids
-        params = without_bans(options.params, (*ends, *(budget.forced_ids if budget else ())))
+        params = without_bans(options.params, ends)
         try:
             sequence = self.engine.prepare(
                 ids,

@@ -51,22 +51,6 @@ def test_an_error_is_one_line_that_a_terminal_can_show(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == line + "\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["m.gguf", "hello", "you"], "hello you (the prompt is -p TEXT: see ggpy run --help)"),
-        (["--tempp=1"], "--tempp=1 (did you mean --temp? see ggpy run --help)"),
-        (["-hff", "x.gguf"], "name that with -hf USER/REPO"),
-    ],
-)
-def test_a_hint_says_what_may_have_been_meant(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        options.parse(words)
-    assert told in capsys.readouterr().err
-
-
 def test_options_are_not_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
     parser = Parser("show", "Show.")
     parser.add_argument("--json", action="store_true")
@@ -103,6 +87,9 @@ def test_help_keeps_words_and_paragraphs(monkeypatch: pytest.MonkeyPatch) -> Non
         (["m.gguf", ""], "arguments: (see "),
         (["--temp", "x"], "--temp/--temperature: 'x' is not a number (see "),
         (["-n", "1.5"], "--n-predict: '1.5' is not a whole number (see "),
+        (["m.gguf", "hello", "you"], "hello you (the prompt is -p TEXT: see ggpy run --help)"),
+        (["--tempp=1"], "--tempp=1 (did you mean --temp? see ggpy run --help)"),
+        (["-hff", "x.gguf"], "name that with -hf USER/REPO"),
     ],
 )
 def test_a_wrong_option_is_told_with_what_may_be_meant(

@@ -16,8 +16,8 @@ from .budget import reasoning_budget
 from .forms import FormsAfterReasoning, leave_half
 
 if TYPE_CHECKING:
-    from ...generate_options import Compile, Form, Limiter, Split
-    from ...sampling import TokenMask
+    from ...generate_options import Compile, Form, Limiter
+    from ...sampling import Split, TokenMask
     from ...tokenizer import Tokenizer
 
 LONGEST_OPENER = 64  # tokens
