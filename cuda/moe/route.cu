@@ -86,11 +86,12 @@ __device__ __forceinline__ float sum_of_lane(const float (&values)[N]) {
 }
 
 // A warp's ROWS rows of the router, or the gate of the shared expert.
-template <int ROWS>
+template <int ROWS, int TOKENS>
 struct RouterRows {
-    static constexpr int HELD = 16 / ROWS;  // pieces of 128 columns of a row in registers
-    // pieces after those of a single row that are brought into L2; rows have at most 2048 NORM_PIECES columns
-    static constexpr int AHEAD = ROWS == 1 && NORM_PIECES > 1 ? 8 : 0;
+    // pieces of 128 columns of a row in registers; rows have at most 2048 NORM_PIECES columns
+    static constexpr int HELD = ROWS == 1 && TOKENS <= 2 && NORM_PIECES > 1 ? 32 : 16 / ROWS;
+    // pieces after those of a single row that are brought into L2
+    static constexpr int AHEAD = ROWS == 1 && NORM_PIECES * 16 > HELD ? 8 : 0;
     const float* row[ROWS];
     float4 held[HELD][ROWS];
 
@@ -110,7 +111,6 @@ struct RouterRows {
             if (column(HELD + i) < k) prefetch_l2(row[0] + column(HELD + i));
     }
     // sum[r * TOKENS + t]: the lane's part of row r times token t.
-    template <int TOKENS>
     __device__ __forceinline__ void multiply(const float* n, int k, float (&sum)[ROWS * TOKENS]) {
 #pragma unroll
         for (int i = 0; i < ROWS * TOKENS; ++i) sum[i] = 0.0f;
@@ -138,8 +138,8 @@ struct RouterRows {
 };
 
 // Requests the rows of the experts from e on; past the end the last row again.
-template <int ROWS>
-__device__ __forceinline__ void find_rows(const RouteArgs& p, RouterRows<ROWS>& rows, int e) {
+template <int ROWS, int TOKENS>
+__device__ __forceinline__ void find_rows(const RouteArgs& p, RouterRows<ROWS, TOKENS>& rows, int e) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
         rows.row[r] = p.weight + static_cast<size_t>(min(e + r, p.choice.n_expert - 1)) * p.k;
@@ -164,25 +164,25 @@ struct LaneLogit {
 // Stores the logits of the experts of this CTA, and what the shared expert is multiplied by. bias: of the logits of the
 // first rows.
 template <int TOKENS, int ROWS>
-__device__ __forceinline__ void store_logits(const RouteArgs& p, RouterRows<ROWS>& rows, float bias, int e, int first,
-                                             const float* n) {
+__device__ __forceinline__ void store_logits(const RouteArgs& p, RouterRows<ROWS, TOKENS>& rows, float bias, int e,
+                                             int first, const float* n) {
     using Logit = LaneLogit<TOKENS, ROWS>;
     const int stride = gridDim.x * WARPS * ROWS, token = first + Logit::token();
     float sum[ROWS * TOKENS];
     for (int next = e; next < p.choice.n_expert; next += stride) {
         if (next > e) find_rows(p, rows, next), bias = Logit::bias(p, next);
-        rows.template multiply<TOKENS>(n, p.k, sum);
+        rows.multiply(n, p.k, sum);
         const float logit = sum_of_lane(sum) + bias;
         const int expert = next + Logit::row();
         if (Logit::is_first() && token < p.n_tokens && expert < p.choice.n_expert)
             p.choice.logits[static_cast<size_t>(token) * p.choice.n_expert + expert] = logit;
     }
     if (!p.shared_gate || blockIdx.x > 0 || threadIdx.x / 32 != WARPS - 1) return;
-    RouterRows<1> gate;
+    RouterRows<1, TOKENS> gate;
     float product[TOKENS];
     gate.row[0] = p.shared_gate;
     gate.begin(p.k);
-    gate.template multiply<TOKENS>(n, p.k, product);
+    gate.multiply(n, p.k, product);
     const float strength = sum_of_lane(product);
     using Product = LaneLogit<TOKENS, 1>;
     if (Product::is_first() && first + Product::token() < p.n_tokens)
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(THREADS, 1) route(const RouteArgs p) {
     SHARED_DYNAMIC(float, n);
     const int warp = threadIdx.x / 32, first = blockIdx.y * TOKENS, e = (blockIdx.x * WARPS + warp) * ROWS;
     grid_dependency_launch();
-    RouterRows<ROWS> rows;
+    RouterRows<ROWS, TOKENS> rows;
     find_rows(p, rows, e);
     const float bias = LaneLogit<TOKENS, ROWS>::bias(p, e);
     RmsNorm norm;
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(THREADS, 1) route(const RouteArgs p) {
     grid_dependency_wait();
     normalise<TOKENS>(p, norm, first, n);
     __syncthreads();
-    store_logits<TOKENS>(p, rows, bias, e, first, n);
+    store_logits(p, rows, bias, e, first, n);
     if (p.ids == nullptr || !arrives_last(p.arrived + blockIdx.y)) return;
     const int token = first + warp;
     if (warp >= TOKENS || token >= p.n_tokens) return;

@@ -86,6 +86,7 @@ class EmulatedKernel:
         launch = *grid, *threads, smem, cooperative, cluster
         head = struct.pack("<12Q", *launch, device.order, device.seconds, len(name))
         payload = (head + name).ljust(-(-(len(head) + len(name)) // 16) * 16, b"\0") + cells
+        device.read(buffers)
         try:
             device.host.ask("K", self._entry, payload=payload, seconds=device.seconds + 10)
         except EmulatorError as error:
@@ -217,6 +218,13 @@ class Emulated:
         memory, buffer = np.empty(nbytes, np.uint8), self.alloc(nbytes, "host memory")
         self._mapped[buffer.address] = memory
         return memory, buffer
+
+    def read(self, buffers: Sequence[Buffer]) -> None:
+        """Update mapped buffers whose host memory may have changed."""
+        for buffer in buffers:
+            memory = self._mapped.get(buffer.address)
+            if memory is not None:
+                self.upload(buffer, memory)
 
     def written(self, buffers: Sequence[Buffer]) -> None:
         """Update host memory of mapped buffers that kernels may have written."""

@@ -3,7 +3,7 @@ launches the kernels.
 
 | row | drawn by |
 |---|---|
-| greedy, no adjustment, no mask, as all rows of the step | the argmax kernel |
+| greedy, no adjustment, as all rows of the step | the argmax kernel, with masks or without |
 | every active link has a kernel, and the row fits | the sample kernels, bitwise equal to numpy |
 | any other | numpy, after a copy of the row's logits to the host |
 
@@ -100,7 +100,8 @@ class SamplingPlan:
         rows = [_row_of(s) for s in samplers]
         self._with_masks = [s for s in samplers if s.mask is not None]
         self._in_force = [s.masked for s in self._with_masks]
-        self.argmax_only = all([row.argmax for row in rows]) and not any(self._in_force)
+        self.argmax = all([row.argmax for row in rows])
+        self.argmax_only = self.argmax and not any(self._in_force)  # without a mask
         self.width = max([row.n_kept for row in rows], default=0)
         self.host_rows = [i for i, row in enumerate(rows) if not row.n_kept]
         self.device_samplers = [s for s, row in zip(samplers, rows, strict=True) if row.n_kept]
@@ -151,15 +152,27 @@ class SamplingPlan:
 
     def _write_masks(self, edits: NDArray[np.int32], end: int) -> int:
         """Writes the masks at edits[end:], a row for each; returns where they end."""
+        masks = self._filled(edits[end:])
+        for place, i in enumerate(self.masked):
+            self.rows[i]["mask"] = end + place * masks.shape[1]
+        return end + masks.size
+
+    def _filled(self, dst: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The masks of all rows that have one, written at the beginning of dst."""
         samplers = [self.samplers[i] for i in self.masked]
         size = next(iter(self.masked.values()))
-        masks = edits[end : end + size * len(samplers)].reshape(-1, size)
-        for place, i in enumerate(self.masked):
-            self.rows[i]["mask"] = end + place * size
+        masks = dst[: size * len(samplers)].reshape(-1, size)
         errors = fill_together([s.mask for s in samplers if s.mask is not None], masks)
         for sampler, error in zip(samplers, errors, strict=True):
             sampler.error = error or sampler.error
-        return end + masks.size
+        return masks
+
+    def write_for_argmax(self, dst: NDArray[np.int32]) -> None:
+        """Writes the number of each row's mask, -1 where it has none, then the masks."""
+        n = len(self.samplers)
+        dst[:n] = -1
+        dst[list(self.masked)] = range(len(self.masked))
+        self._filled(dst[n:])
 
 
 @dataclass
@@ -169,6 +182,7 @@ class _Slot:
     ids: NDArray[np.int32]
     results: Memory  # the same memory on the device: kernels write ids there, cheaper than a copy
     parameters: NDArray[np.int32]
+    on_device: Memory  # the same memory as parameters
     done: Any  # event after which ids are valid
     pending: Sampled | None = None
 
@@ -236,6 +250,8 @@ class Sampling:
         if plan.argmax_only:
             if not launched:
                 self._launch_argmax(logits, slot)
+        elif plan.argmax:
+            self._launch_masked_argmax(logits, plan, slot)
         elif plan.width:
             self._launch_sample(logits, plan, slot)
         if plan.host_rows:
@@ -255,11 +271,24 @@ class Sampling:
         n_rows, n_vocab = logits.shape
         self._argmax.launch(logits.data, n_rows, n_vocab, self.ids, slot.results)
 
+    def _launch_masked_argmax(self, logits: Array, plan: SamplingPlan, slot: _Slot) -> None:
+        """Enqueues the argmax of allowed tokens. The kernel reads masks from host memory: copying
+        them would take longer than the kernel.
+        """
+        n_rows, n_vocab = logits.shape
+        self._make_room(slot, plan)
+        plan.write_for_argmax(slot.parameters)
+        outs = self.ids, slot.results
+        self._argmax.launch_masked(logits.data, n_rows, n_vocab, *outs, slot.on_device)
+
+    def _make_room(self, slot: _Slot, plan: SamplingPlan) -> None:
+        if slot.parameters.size < plan.n_ints:
+            slot.parameters, slot.on_device = self._mapped(2 * plan.n_ints)
+
     def _launch_sample(self, logits: Array, plan: SamplingPlan, slot: _Slot) -> None:
         """Enqueues the sample kernels, which skip rows that the host draws."""
         n_rows, n_vocab = logits.shape
-        if slot.parameters.size < plan.n_ints:
-            slot.parameters = self._pinned(2 * plan.n_ints)
+        self._make_room(slot, plan)
         n = plan.write(slot.parameters)
         self._parameters = self._grown(self._parameters, 8 * plan.n_ints, "sampling parameters")
         size = best_bytes(n_rows, n_vocab, plan.width)
@@ -312,9 +341,13 @@ class Sampling:
         return buffer
 
     def _slot(self) -> _Slot:
-        ids, results = self.device.mapped(4 * MAX_ROWS)
-        parameters = self._pinned(MAX_ROWS)
-        return _Slot(ids.view(np.int32), results, parameters, self.device.event())
+        ids, results = self._mapped(MAX_ROWS)
+        return _Slot(ids, results, *self._mapped(MAX_ROWS), self.device.event())
+
+    def _mapped(self, n: int) -> tuple[NDArray[np.int32], Memory]:
+        """n integers, and their address on the device."""
+        memory, address = self.device.mapped(4 * n)
+        return memory.view(np.int32), address
 
     def _pinned(self, n: int) -> NDArray[np.int32]:
         memory: NDArray[np.int32] = self.device.pinned(4 * n).view(np.int32)

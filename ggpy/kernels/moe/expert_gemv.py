@@ -25,6 +25,7 @@ MOST_UNITS = (4, 8)  # that a warp has in shared memory, of which a CTA has less
 LARGE = 90 << 10
 WARPS = (4, 8)  # of a CTA: with few units, and with WIDE_UNITS
 WIDE_UNITS = 24
+MOST_WARPS = 16  # of a CTA that has an SM for itself, each with two units
 # Bytes of weights that the CTAs of an SM have in flight for a token. Half of an SM's shared memory
 # is left to the next kernel, which requests its weights meanwhile.
 IN_FLIGHT = 110 << 10
@@ -101,6 +102,9 @@ def gemv_shape(
     """
     units = -(-rows_of_x * -(-k // UNIT) // cluster)  # of a CTA
     warps = WARPS[units >= WIDE_UNITS]
+    alone = max(WARPS[0], units // 2)
+    if ctas <= n_sms and alone <= MOST_WARPS and 2 * alone * layout.chunk_bytes <= most:
+        warps = alone
     all_units = -(-units // warps)
     warp_units = min(all_units, MOST_UNITS[most >= LARGE])
     x = warps * warp_units * (2 * UNIT + (8 * UNIT // layout.group if layout.is_scaled else 0))

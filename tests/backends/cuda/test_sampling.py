@@ -293,11 +293,14 @@ def test_masks_change_every_step(machine):
     assert {i for i, mask in enumerate(masks) if mask} >= sampling._plan.masked.keys()
 
 
-def test_greedy_rows_with_a_mask_leave_the_argmax_kernel():
+def test_greedy_rows_with_a_mask_are_not_the_end_of_a_step():
+    """They take the argmax kernel, but with a mask, which a recorded step does not have."""
     greedy = SamplingParams(temperature=0)
     plan = SamplingPlan([Sampler(greedy, V), Sampler(greedy, V, (), AllowedTokens(1))])
-    assert not plan.argmax_only and plan.width == 1 and plan.host_rows == []
+    assert plan.argmax and not plan.argmax_only and plan.host_rows == []
     assert SamplingPlan([Sampler(greedy, V)]).argmax_only
+    others = SamplingPlan([Sampler(greedy, V, (), AllowedTokens(1)), Sampler(DEFAULTS, V)])
+    assert not others.argmax
 
 
 def test_a_mask_that_forbids_nothing_leaves_the_argmax_kernel_alone(machine):
