@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from ...device.base import Device
 from ..address import Address, address
 from ..struct_asserts import struct_asserts
+from .route import MAX_USED
 
 THREADS = 64  # of a CTA: with a token alone, more SMs take part
 COLUMNS = 4  # of a thread
 RESIDENT_CTAS = {False: 16, True: 6}  # of `combine` on an SM, without and with biases
-MAX_USED = 32  # experts of a token: a lane keeps one
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_oai": 2}
 
 

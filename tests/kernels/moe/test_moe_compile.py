@@ -20,7 +20,8 @@ NORM = {"WARPS": route.WARPS, "NORM_PIECES": 2}
 def test_they_compile(arch: str) -> None:
     few = TYPES if arch == "sm_90a" else TYPES[: 2 if arch == "sm_75" else 1]
     gemvs = []
-    instances = [(warps, n) for warps in expert_gemv.WARPS for n in (0, 4)]
+    of_cta = (*expert_gemv.WARPS, expert_gemv.MOST_WARPS)
+    instances = [(warps, n) for warps in of_cta for n in (0, 4)]
     for warps, per_lane in instances if arch == "sm_90a" else instances[:1]:
         names = [f"expert_gemv<{t}, {e}, true>" for t in few for e in ("STORE", "GLU", "SUM")]
         names.append(f"expert_gemv<{TYPES[0]}, SUM, false>")

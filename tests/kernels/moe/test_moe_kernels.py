@@ -315,6 +315,23 @@ def test_ctas_of_a_token_are_resident_at_once(name, d, n_ff, n_used, n_ctas):
     assert shape.whole and n_ctas * shape.warps <= 24, "registers"
 
 
+@pytest.mark.parametrize(
+    ("n_tiles", "n_ff", "n_used", "n_sms", "warps"),
+    [
+        (128, 768, 8, 132, 12),
+        (128, 1024, 8, 132, 16),
+        (128, 512, 8, 132, 8),
+        (128, 2048, 8, 132, 8),  # 64 units: 32 warps are too many
+        (256, 768, 8, 132, 8),  # CTAs share SMs
+        (96, 256, 2, 132, 4),
+    ],
+)
+def test_a_cta_alone_on_an_sm_has_a_warp_for_two_units(n_tiles, n_ff, n_used, n_sms, warps):
+    layout, limit = Weights("Q6_K", 16, n_ff).layout, 227 << 10
+    shape = gemv_shape(layout, n_tiles, n_ff, n_used, 1, n_sms, limit)
+    assert shape.warps == warps and shape.shared <= limit
+
+
 def test_tile_rows_of_few_more_than_the_sms_have_clusters():
     rows = {180: 2, 128: 1, 256: 1, 133: 2, 264: 1}
     assert {n: expert_gemv.cluster_of(n, 132) for n in rows} == rows
