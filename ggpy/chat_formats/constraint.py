@@ -31,6 +31,7 @@ from .xml_calls import KeyedTags, Tags
 
 _LINE = r"/\n?/"  # a line break that may be missing
 _INDENT = r"/\n? {0,4}/"
+_BLANKS = r"/\s{0,20}/"  # behind reasoning: a model must not write them without end
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 JSON_STARTS = '{["-0123456789tfn \n'
 _LONGEST_COUNT = 16_000  # characters that llguidance's lexer counts at a bearable cost
@@ -72,7 +73,6 @@ def json_grammar(
     *,
     special: Mapping[str, int] | None = None,
     reasoning_open: bool = False,
-    reasoning_limit: int | None = None,
 ) -> str:
     """A Lark grammar of an answer that is JSON of a schema, after reasoning if there is some; the
     format must allow that (`can_answer_after_reasoning`). The rest is as for `call_grammar`.
@@ -82,7 +82,7 @@ def json_grammar(
         answer = grammar.answer(schema)
     except RecursionError:
         raise ValueError("the JSON schema is nested too deeply") from None
-    start = f"start: {grammar.reasoning(reasoning_open, reasoning_limit)} {answer}"
+    start = f"start: {grammar.reasoning(reasoning_open)} {answer}"
     return "\n".join([start, *grammar.rules]) + "\n"
 
 
@@ -183,7 +183,7 @@ class _Grammar:
 
     # What stands around calls
 
-    def reasoning(self, is_open: bool, limit: int | None) -> str:
+    def reasoning(self, is_open: bool, limit: int | None = None) -> str:
         """Reasoning before the calls, which may be missing unless the prompt opened it."""
         if limit == 0 and not is_open:
             return ""
@@ -195,7 +195,7 @@ class _Grammar:
             after = self.literal(channels.between)
         else:
             opener, closer = chat_format.reasoning_open, chat_format.reasoning_close
-            after = self.literal(chat_format.after_reasoning) or r"/\s*/"
+            after = self.literal(chat_format.after_reasoning) or _BLANKS
         if not closer or not (opener or is_open):
             return ""
         thought = f"{self.text_until(closer, limit)} {after}"

@@ -340,12 +340,16 @@ def test_json_after_reasoning(name: str) -> None:
         assert accepts(grammar, text) == good, text
     found = read(chat_format, [thought + answer], None)
     assert (found.text, found.reasoning) == (answer.removeprefix(header), "a {")
-    none = json_grammar(chat_format, {"type": "object"}, reasoning_limit=0)
-    assert accepts(none, answer) and not accepts(none, thought + answer)
     if chat_format.channels is None:
         opened = json_grammar(chat_format, {"type": "object"}, reasoning_open=True)
         begun = thought.removeprefix(chat_format.reasoning_open)
         assert accepts(opened, begun + answer) and not accepts(opened, answer)
+
+
+def test_blanks_behind_reasoning_end() -> None:
+    grammar = json_grammar(by_name("hermes"), {"type": "object"})
+    assert accepts(grammar, "<think>a</think>" + 18 * "\n" + "{}")
+    assert not accepts(grammar, "<think>a</think>" + 200 * "\n" + "{}")
 
 
 def test_reasoning_that_begins_like_json_must_have_a_token_for_that() -> None:
