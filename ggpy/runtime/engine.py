@@ -41,12 +41,6 @@ from .stats import EngineStats, Totals
 __all__ = ["ContextOverflow", "Engine", "Occupied", "Piece", "Sequence", "StopStrings"]
 
 
-NOT_FINITE = (
-    "the highest logit is NaN or infinite: no token can be chosen; "
-    "`ggpy run --check` finds the op where that begins"
-)
-
-
 class Engine:
     """Runs up to n_seq sequences of up to n_ctx tokens; more wait.
 
@@ -175,7 +169,8 @@ class Engine:
         )
 
     def begin(self, sequence: Sequence, previous: Sequence | None = None) -> None:
-        """Queue a prepared sequence. ValueError; RuntimeError after `close`.
+        """Queue a prepared sequence, once. One that was cancelled before stays ended. ValueError;
+        RuntimeError after `close`.
 
         previous: an ended sequence that was prepared with keep. The new sequence takes over its
         pages as far as the tokens of both are the same.
@@ -188,6 +183,8 @@ class Engine:
                     "the previous sequence is still running: cancel it or wait for its end"
                 )
         self._check_open()
+        if sequence.t_begun:
+            raise ValueError("the sequence has begun already: prepare another one")
         sequence.t_begun = perf_counter()
         self._mailbox.post(partial(self._begin, sequence, previous))
 
@@ -385,7 +382,7 @@ class Engine:
     def _accept(self, s: Sequence, token: int, logits: NDArray[np.float32] | None) -> None:
         """Append a sampled token; end the sequence if the token is its last."""
         if token == NO_TOKEN:
-            raise s.sampler.error or ValueError(NOT_FINITE)
+            raise s.sampler.why_none
         told = () if logits is None else s.scores(logits, token, self.tokenizer)
         finish = s.accept(token, self._end_ids, self.n_ctx, *told)
         self._scheduler.totals.generated_tokens += 1

@@ -55,7 +55,11 @@ class Scheduler:
     # Beginnings and ends
 
     def begin(self, s: Sequence, previous: Sequence | None) -> None:
-        """Queue a new sequence; it takes over the pages of `previous`, if that is given."""
+        """Queue a new sequence, unless it has ended; it takes over the pages of `previous`, if that
+        is given.
+        """
+        if s.finish is not None:
+            return
         if previous is not None:
             self._take_over(s, previous)
         if s.max_tokens is not None and s.max_tokens <= 0:

@@ -26,7 +26,7 @@ from .params import (
     in_effect,
 )
 from .reasoning import ReasoningBudget, ReasoningMarkers, Split
-from .sampler import NO_TOKEN, Chain, Sampler, uniform
+from .sampler import NO_TOKEN, Chain, NothingAllowed, Sampler, uniform
 
 __all__ = [
     "ADJUSTMENTS",
@@ -46,6 +46,7 @@ __all__ = [
     "Feedback",
     "Filter",
     "Link",
+    "NothingAllowed",
     "ReasoningBudget",
     "ReasoningMarkers",
     "Sampler",

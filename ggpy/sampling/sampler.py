@@ -43,6 +43,10 @@ from .params import MASK64, SamplingParams, in_effect, without_bans
 from .ranking import Ids, Logits, Probabilities, crossing, weights
 
 NO_TOKEN = -1  # the id of a row from which none can be chosen
+NOT_FINITE = (
+    "the highest logit is NaN or infinite: no token can be chosen; "
+    "`ggpy run --check` finds the op where that begins"
+)
 
 
 def uniform(seed: int, counter: int) -> float:
@@ -59,6 +63,10 @@ def uniform(seed: int, counter: int) -> float:
 
 
 Chained = Adjustment | Filter | TokenFilter
+
+
+class NothingAllowed(ValueError):
+    """A mask and biases of -inf forbid all tokens."""
 
 
 class Chain:
@@ -261,6 +269,22 @@ class Sampler:
         recent = self.recent(link.look_back(self.params))
         return ids, link.apply(logits, self.params, recent)[ids]
 
+    @property
+    def why_none(self) -> Exception:
+        """Why the last draw, on the host or on a device, was NO_TOKEN."""
+        if self.error is not None:
+            return self.error
+        if self._forbids_all():
+            return NothingAllowed("the highest logit is -inf: no token can be chosen")
+        return ValueError(NOT_FINITE)
+
+    def _forbids_all(self) -> bool:
+        """Whether the mask and biases of -inf leave no token."""
+        allowed = self._allowed()
+        left = np.ones(self.n_vocab, bool) if allowed is None else allowed.copy()
+        left[[id for id, bias in self.params.logit_bias.items() if bias == -inf]] = False
+        return not left.any()
+
     def _allowed(self) -> NDArray[np.bool_] | None:
         """Returns allowed[V] of the next token; None without a mask that forbids any."""
         if self.mask is None or not in_force(self.mask):
@@ -276,7 +300,8 @@ class Sampler:
             logits = np.where(allowed, logits, np.float32(-inf))
         logits = self.adjust(logits)
         if not isfinite(best := logits.max()):
-            raise ValueError(f"the highest logit is {best}: no token can be chosen")
+            kind = NothingAllowed if best == -inf else ValueError
+            raise kind(f"the highest logit is {best}: no token can be chosen")
         return logits
 
 

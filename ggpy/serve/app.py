@@ -338,6 +338,9 @@ def _counting(server: Server, path: str, endpoint: Any) -> Any:
         except ApiError as error:
             server.metrics.requests[path, error.status] += 1
             raise
+        except Exception:
+            server.metrics.requests[path, 500] += 1
+            raise
         server.metrics.requests[path, getattr(response, "status_code", 200)] += 1
         return response
 

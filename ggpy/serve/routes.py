@@ -24,6 +24,7 @@ from .errors import ApiError
 from .events import Usage
 from .fields import Fields
 from .http.body import JsonAnswer
+from .http.sse import until_gone
 from .render import render_markdown
 from .static import WebPage
 
@@ -114,33 +115,34 @@ class FurtherApis:
         """POST /v1/embeddings; with llama.cpp's `content` for `input` as POST /embeddings."""
         service, body = self.server.ready(), await self.server.body(request)
         if "content" in body and "input" not in body:
-            return await self._native_embeddings(body, client_of(request))
+            return await self._native_embeddings(body, request)
         call = embeddings.read(body, service)
         if self.server.settings.pooling == "none":
             told = "with --pooling none each token has a vector: ask /embeddings, or start the "
             raise ApiError(400, f"{told}server with another --pooling")
-        vectors = await self._embedded(call, client_of(request))
+        vectors = await self._embedded(call, request)
         return JsonAnswer(embeddings.answer(vectors, call, service.model_name))
 
     async def embedding(self, request: Request) -> Response:
         """POST /embeddings"""
         body = await self.server.body(request)
-        return await self._native_embeddings(body, client_of(request))
+        return await self._native_embeddings(body, request)
 
-    async def _native_embeddings(self, body: Fields, client: str) -> Response:
+    async def _native_embeddings(self, body: Fields, request: Request) -> Response:
         call = embeddings.read_native(body)
         try:
-            vectors = await self._embedded(call, client)
+            vectors = await self._embedded(call, request)
         except ApiError as error:
             if error.param == "input" and "content" in body:
                 error.param = "content"
             raise
         return JsonAnswer(embeddings.native_answer(vectors, call))
 
-    async def _embedded(self, call: EmbeddingsCall, client: str) -> Any:
+    async def _embedded(self, call: EmbeddingsCall, request: Request) -> Any:
         """The vectors of a call, whose prompts the metrics count."""
         started = time.perf_counter()
-        vectors = await self.server.ready().embed(call.inputs, client, call.norm)
+        work = self.server.ready().embed(call.inputs, client_of(request), call.norm)
+        vectors = await until_gone(request.receive, work)
         seconds = time.perf_counter() - started
         self.server.metrics.embedded(sum(n for _, n in vectors), seconds)
         return vectors
@@ -149,7 +151,8 @@ class FurtherApis:
         """POST /v1/rerank"""
         service, body = self.server.ready(), await self.server.body(request)
         call = rerank.read(body, service)
-        scores = await service.relevance(call.query, call.documents, client_of(request))
+        work = service.relevance(call.query, call.documents, client_of(request))
+        scores = await until_gone(request.receive, work)
         answer: Any = rerank.answer(scores, call, service.model_name)
         return JsonAnswer(answer)
 

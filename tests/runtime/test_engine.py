@@ -340,6 +340,27 @@ def test_a_prepared_sequence_waits_for_its_beginning(make_engine):
         make_engine().begin(engine.prepare(ids_of(6)))
 
 
+def test_a_sequence_begins_once(make_engine):
+    engine = make_engine()
+    s = engine.add(ids_of(6), GREEDY, max_tokens=3)
+    with pytest.raises(ValueError, match="begun already"):
+        engine.begin(s)
+    finish(engine, s)
+    with pytest.raises(ValueError, match="begun already"):
+        engine.begin(s)
+    assert [p.id for p in s.pieces] == answer(engine, ids_of(6), max_tokens=3)
+
+
+def test_a_sequence_that_is_cancelled_before_it_begins_stays_ended(make_engine):
+    engine = make_engine()
+    s = engine.prepare(ids_of(6), GREEDY, max_tokens=3)
+    engine.cancel(s)
+    engine.begin(s)
+    engine.step()
+    assert (engine.busy, s.finish, s.n_generated) == (False, "cancelled", 0)
+    assert engine.cache.n_free == engine.cache.n_pages
+
+
 # The context
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -138,6 +139,27 @@ def test_a_document_that_is_too_long_is_named(ranker: RunningServer) -> None:
     assert (answer.status_code, error["param"]) == (400, "documents")
     assert (error["code"], error["n_ctx"]) == ("context_length_exceeded", 1024)
     assert error["message"].startswith("document 9 of the list: context is 1024 tokens")
+
+
+def test_a_client_that_leaves_ends_the_ranking(
+    ranker: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, n_calls = ranker.engine.apart, 0
+
+    def apart(work: Any) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        time.sleep(0.02)
+        return plain(work)
+
+    monkeypatch.setattr(ranker.engine, "apart", apart)
+    with pytest.raises(httpx.TimeoutException):
+        body = {"query": "cat", "documents": ["a red cat " * 20] * 400}
+        httpx.post(ranker.url + "/v1/rerank", json=body, timeout=1)
+    time.sleep(0.3)  # a group may be under way
+    seen = n_calls
+    time.sleep(0.3)
+    assert 0 < seen == n_calls < 400
 
 
 def test_a_model_that_is_no_reranker_says_so(server: RunningServer) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ...chat_formats.deltas import CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
 from ...runtime.sequence import Piece
+from ...sampling import NothingAllowed
 from ...tokenizer import Tokenizer
 from ..errors import RETRY_AFTER, ApiError
 from ..events import (
@@ -158,7 +159,8 @@ class Answering:
         try:
             return await self.ticket.pieces()
         except (ValueError, MemoryError) as error:
-            if -inf in self._options.params.logit_bias.values():
+            biases = self._options.params.logit_bias.values()
+            if isinstance(error, NothingAllowed) and -inf in biases:
                 told = "logit_bias forbids all tokens that could come next: allow one"
                 raise ApiError(400, told, param="logit_bias") from None
             raise ApiError(500, str(error)) from None

@@ -25,7 +25,6 @@ from ..api.prompts import Prompt, tokens_of
 from ..errors import RETRY_AFTER, ApiError, overflow_error
 from .worker import EngineWorker
 
-AT_ONCE = 8  # documents that are ranked between two steps
 NONE = "none"  # llama.cpp's pooling by which each token has a vector
 
 
@@ -68,9 +67,8 @@ class Vectors:
         with _told("documents"):
             made = partial(document_prompts, engine, tokenizer, metadata, query, documents)
             prompts = await asyncio.to_thread(made)
-            for first in range(0, len(prompts), AT_ONCE):
-                some = prompts[first : first + AT_ONCE]
-                work = partial(ranked, engine, tokenizer, metadata, some, first)
+            for some in _groups(prompts, engine.n_batch):
+                work = partial(ranked, engine, tokenizer, metadata, some, len(scores))
                 scores += await self._worker.call(work)
         return [(score, len(ids)) for score, ids in zip(scores, prompts, strict=True)]
 

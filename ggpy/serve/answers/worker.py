@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Thread, current_thread
 from typing import TypeVar
 
@@ -130,6 +130,8 @@ class EngineWorker:
                 done.set_result(value)  # type: ignore[arg-type]
 
         def request() -> None:
+            if done.cancelled():
+                return
             try:
                 value = work()
             except Exception as error:
@@ -167,17 +169,16 @@ class EngineWorker:
             self._loop.call_soon_threadsafe(self._end)  # what it asked for meanwhile
 
     def _take_requests(self) -> None:
-        """Do what the event loop asks; wait for it while there is nothing to evaluate."""
-        idle = not self.engine.busy
-        while True:
-            try:
-                request = self._inbox.get(block=idle)
-            except Empty:
-                return
+        """Do what the event loop has asked so far; wait for it while there is nothing to evaluate.
+        What it asks meanwhile, as a client that has one piece of work after the other, waits for a
+        step.
+        """
+        left = self._inbox.qsize()
+        while left > 0 or not (self.engine.busy or self._news or self._stopped):
+            request = self._inbox.get()
+            left = left - 1 if left > 0 else self._inbox.qsize()
             if request is not None:
                 request()
-            if request is None or self.engine.busy or self._news:
-                idle = False
 
     def _end(self) -> None:
         """Answer whoever still asks, and end all sequences."""

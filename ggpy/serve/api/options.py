@@ -194,7 +194,7 @@ def _biases(body: Fields, tokenizer: Tokenizer) -> dict[int, float]:
             raise ApiError(
                 400, f"{path} of {token!r:.40} is {bias!r:.40}: give a number", param=path
             )
-        found.update(dict.fromkeys(_tokens(token, tokenizer, path), float(value)))
+        found.update(dict.fromkeys(_tokens(token, tokenizer, path), value))
     return found
 
 

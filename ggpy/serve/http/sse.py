@@ -7,10 +7,13 @@ goes out now and then, so that proxies keep the connection. Nothing here knows w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from ..errors import ApiError
+
+CLIENT_GONE = 499  # as nginx calls it; nobody reads it but the metrics
 DIRECT_SEND = "ggpy.send"  # in a request's scope: the server's own `send`, behind no middleware
 
 Message = MutableMapping[str, Any]
@@ -132,7 +135,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def while_connected(
-    receive: Receive, work: Awaitable[Result], cancel: Callable[[], None]
+    receive: Receive, work: Awaitable[Result], cancel: Callable[[], object]
 ) -> Result:
     """What `work` returns; `cancel()` is called if the client goes away before."""
 
@@ -147,3 +150,17 @@ async def while_connected(
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """What `work` returns; it is cancelled if the client goes away before, and an ApiError says so
+    to whoever counts errors.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await while_connected(receive, task, task.cancel)
+    except asyncio.CancelledError:
+        asked = asyncio.current_task()
+        if asked is not None and asked.cancelling():  # the server ends
+            raise
+        raise ApiError(CLIENT_GONE, "the client has gone") from None

@@ -1,0 +1,103 @@
+"""Work apart from answers, embeddings and relevance: answers go on beside it, and it ends with its
+client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from running_server import RunningServer, eventually, idle, running
+
+from ggpy.serve.answers.worker import EngineWorker
+
+
+class CountingEngine:
+    """An engine that always has an answer to go on with, and counts its steps."""
+
+    n_seq, busy, steps = 1, True, 0
+
+    def step(self, wait: bool) -> None:
+        self.steps += 1
+        time.sleep(0.001)
+
+    def abort(self, error: BaseException) -> None:
+        """Nothing has to end."""
+
+
+def test_clients_that_ask_again_at_once_leave_room_for_steps() -> None:
+    engine, n_calls = CountingEngine(), 40
+
+    async def ask(worker: EngineWorker) -> None:
+        for _ in range(n_calls):
+            await worker.call(lambda: time.sleep(0.005))
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        worker = EngineWorker(engine, loop, 1, pytest.fail)  # type: ignore[arg-type]
+        await asyncio.gather(*(ask(worker) for _ in range(3)))
+        worker.close()
+
+    asyncio.run(run())
+    assert engine.steps >= n_calls, "each client has one call between two steps at most"
+
+
+def calls_of(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows with each piece of work apart from sequences."""
+    calls: list[int] = []
+    plain = server.engine.apart
+
+    def apart(work: Any) -> Any:
+        calls.append(1)
+        time.sleep(0.01)
+        return plain(work)
+
+    monkeypatch.setattr(server.engine, "apart", apart)
+    return calls
+
+
+def test_it_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(metrics=True) as server:
+        calls, asked = calls_of(server, monkeypatch), ["a b c d e f g h " * 5] * 400
+        for path, body in (
+            ("/v1/embeddings", {"input": asked}),
+            ("/embeddings", {"content": asked}),
+        ):
+            calls.clear()
+            with pytest.raises(httpx.TimeoutException):
+                httpx.post(server.url + path, json=body, timeout=0.5)
+            assert eventually(lambda: idle(server) and len(calls) > 0)
+            time.sleep(0.2)  # a group may be under way
+            seen = len(calls)
+            time.sleep(0.3)
+            assert len(calls) == seen < len(asked), path
+        counted = server.client.get("/metrics").text
+        assert 'path="/v1/embeddings",status="499"} 1' in counted.replace(", ", ",")
+
+
+def test_logits_that_are_nan_are_not_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as server:
+        plain = server.engine.ops.sample
+        broken = lambda logits, samplers: plain(np.full_like(logits, np.nan), samplers)  # noqa: E731
+        monkeypatch.setattr(server.engine.ops, "sample", broken)
+        for more in ({}, {"ignore_eos": True}, {"logit_bias": [[5, False]]}):
+            answer = server.post("/completion", prompt="a", n_predict=3, **more)
+            assert answer.status_code == 500 and "highest logit is nan" in answer.text
+
+
+def test_biases_that_forbid_all_are() -> None:
+    with running() as server:
+        banned = [[id, False] for id in range(server.engine.decoder.sizes.n_vocab)]
+        answer = server.post("/completion", prompt="a", n_predict=3, logit_bias=banned)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "logit_bias"
+
+
+def test_a_huge_bias_is_refused() -> None:
+    with running() as server:
+        answer = server.post("/completion", prompt="a", logit_bias={"5": 10**400})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logit_bias")
