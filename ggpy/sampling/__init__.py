@@ -1,6 +1,6 @@
 """Logits -> token id: llama.cpp's sampler chain, with draws that a seed repeats."""
 
-from .dry import breaker_sequences
+from .dry import MAX_BREAKERS, breaker_sequences
 from .infill import TokenTexts
 from .links import (
     ADJUSTMENTS,
@@ -20,7 +20,6 @@ from .params import (
     LARGEST,
     MAX_BIASES,
     MAX_BREAKER_TOKENS,
-    MAX_BREAKERS,
     RANGES,
     SamplingParams,
     in_effect,

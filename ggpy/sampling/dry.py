@@ -17,8 +17,10 @@ import numpy as np
 from .ranking import Logits
 
 MAX_BREAKER_CHARS = 40
+ENDING = 3  # bytes by which tokens are looked up
 MAX_BREAKER_TAIL = 20  # tokens of a breaker sequence after its first one
 MAX_BREAKER_TEXTS = 64
+MAX_BREAKERS = 1 << 18  # token sequences: a few short texts make that many in a large vocabulary
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 LOG_FLOAT32_MAX = 88.7228391
 
@@ -128,22 +130,37 @@ def breaker_sequences(
     pieces[V] are the bytes of each token; `encode` turns text into ids without special tokens. A
     token that contains the breaker is a sequence by itself. A token that ends inside the breaker is
     followed by the ids of the rest of the breaker. ValueError for more than MAX_BREAKER_TEXTS
-    breakers.
+    breakers, or MAX_BREAKERS sequences.
     """
     breakers = list(breakers)
     if len(breakers) > MAX_BREAKER_TEXTS:
         raise ValueError(
             f"{len(breakers)} sequence breakers: at most {MAX_BREAKER_TEXTS} are possible"
         )
+    texts = [breaker[:MAX_BREAKER_CHARS] for breaker in breakers]
+    heads = [[text[:i].encode() for i in range(1, len(text))] for text in texts]
+    with_ending = _tokens_by_ending(pieces, {head[-ENDING:] for some in heads for head in some})
     found: dict[tuple[int, ...], None] = {}
-    for breaker in breakers:
-        text = breaker[:MAX_BREAKER_CHARS]
+    for text, some in zip(texts, heads, strict=True):
         whole = text.encode()
-        heads = [(text[:i].encode(), text[i:]) for i in range(1, len(text))]
-        tails = [(head, tuple(encode(rest))[:MAX_BREAKER_TAIL]) for head, rest in heads]
-        for token, piece in enumerate(pieces):
-            if whole in piece:
-                found[(token,)] = None
-            else:
-                found.update(((token, *t), None) for head, t in tails if piece.endswith(head))
+        containing = {token for token, piece in enumerate(pieces) if whole in piece}
+        sequences: set[tuple[int, ...]] = {(token,) for token in containing}
+        for i, head in enumerate(some, 1):
+            ending = [t for t in with_ending[head[-ENDING:]] if pieces[t].endswith(head)]
+            if ending := [t for t in ending if t not in containing]:
+                tail = tuple(encode(text[i:]))[:MAX_BREAKER_TAIL]
+                sequences.update((token, *tail) for token in ending)
+        found.update(dict.fromkeys(sorted(sequences)))
+        if len(found) > MAX_BREAKERS:
+            raise ValueError(f"sequence breakers in over {MAX_BREAKERS} forms: give fewer of them")
     return Breakers(found)
+
+
+def _tokens_by_ending(pieces: Sequence[bytes], endings: set[bytes]) -> dict[bytes, list[int]]:
+    """Ending, of up to ENDING bytes -> the tokens that have it, in order."""
+    found: dict[bytes, list[int]] = {ending: [] for ending in endings}
+    for n in range(1, ENDING + 1):
+        for token, piece in enumerate(pieces):
+            if len(piece) >= n and (tokens := found.get(piece[-n:])) is not None:
+                tokens.append(token)
+    return found

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .dry import MAX_BREAKER_TAIL, Breakers
+from .dry import MAX_BREAKER_TAIL, MAX_BREAKERS, Breakers
 from .order import LETTERS, MAX_SAMPLERS, OFF, SAMPLERS, sampler_of
 
 MASK64 = (1 << 64) - 1
@@ -23,7 +23,6 @@ LARGEST = 1e20  # of a parameter: with logits below 1e30, no result leaves float
 MOST = 2**31 - 1  # tokens that a parameter may count
 UNWANTED = -1e6  # the bias of a token that is chosen only if there is no other
 MAX_BIASES = 1 << 16
-MAX_BREAKERS = 1 << 18  # token sequences: a few short texts make that many in a large vocabulary
 MAX_BREAKER_TOKENS = 1 + MAX_BREAKER_TAIL
 
 

@@ -114,7 +114,7 @@ class Server:
         service, body = self.ready(), await self.body(request)
         options = native.read_options(body, service.tokenizer, *self._defaults())
         most = service.engine.n_ctx - 2 * (options.max_tokens or 0)  # as llama-server leaves it
-        prompt = service.infill.prompt(body, most)
+        prompt: list[int | str] = [*service.infill.prompt(body, most)]
         call = native.read_native(body, service.tokenizer, options, prompt)
         return await self._native(request, body, call)
 
@@ -130,9 +130,14 @@ class Server:
     def _answered_by(self, answers: Sequence[Answering]) -> native.AnsweredBy:
         service = self.ready()
         decode = service.tokenizer.decode
+        last: tuple[Sequence[int], str] = (), ""  # answers share prompts, which may be long
 
         def prompt(i: int) -> str:
-            return decode(answers[i].prompt_ids, special=True)
+            nonlocal last
+            ids = answers[i].prompt_ids
+            if last[0] != ids:
+                last = ids, decode(ids, special=True)
+            return last[1]
 
         return native.AnsweredBy(service.model_name, service.engine.n_ctx, prompt)
 

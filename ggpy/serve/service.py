@@ -124,7 +124,7 @@ class ModelService:
         return answers
 
     async def complete_all(
-        self, prompts: Sequence[str | Sequence[int]], options: AnswerOptions, client: str, n: int
+        self, prompts: Sequence[Prompt], options: AnswerOptions, client: str, n: int
     ) -> list[Answering]:
         """Begin n answers for each of some texts, or ids, continued as they are; ApiError."""
         answers: list[Answering] = []
@@ -199,10 +199,10 @@ class ModelService:
         sizes = [len(v) for v in body.values.values() if isinstance(v, (str, list))]
         return await _aside(max(sizes, default=0), work, body, self.tokenizer)
 
-    async def _ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
-        if not isinstance(prompt, str):
-            return prompt
-        return await _aside(len(prompt), tokens_of, prompt, self.tokenizer)
+    async def _ids(self, prompt: Prompt) -> Sequence[int]:
+        parts = [prompt] if isinstance(prompt, str) else prompt
+        size = sum(len(part) for part in parts if isinstance(part, str))
+        return await _aside(size, tokens_of, prompt, self.tokenizer)
 
     async def _encoded(self, rendered: str) -> list[int]:
         return await _aside(len(rendered), self.tokenizer.encode_chat, rendered)

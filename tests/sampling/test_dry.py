@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -70,6 +72,29 @@ def test_breaker_sequences_find_text_inside_and_across_tokens() -> None:
 def test_too_many_texts_of_breakers_are_refused() -> None:
     with pytest.raises(ValueError, match="65 sequence breakers: at most 64 are possible"):
         dry.breaker_sequences(["x"] * 65, [], lambda text: [])
+
+
+def test_breaker_sequences_are_those_of_every_token() -> None:
+    """Beside a search without an index, for texts that overlap and repeat."""
+    rng = random.Random(3)
+    pieces = [bytes(rng.choices(b"ab\n", k=rng.randint(0, 5))) for _ in range(400)]
+    for text in ("a", "ab", "aba\nab", "bbbbbbbb", "\u00e4a"):
+        whole, wanted = text.encode(), set()
+        for token, piece in enumerate(pieces):
+            heads = [text[:i] for i in range(1, len(text))]
+            if whole in piece:
+                wanted.add((token,))
+            else:
+                ending = [h for h in heads if piece.endswith(h.encode())]
+                wanted |= {(token, *text.removeprefix(h).encode()) for h in ending}
+        found = dry.breaker_sequences([text], pieces, lambda rest: list(rest.encode()))
+        assert set(found) == wanted and len(found) == len(wanted)
+
+
+def test_texts_in_too_many_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry, "MAX_BREAKERS", 3)
+    with pytest.raises(ValueError, match="in over 3 forms: give fewer of them"):
+        dry.breaker_sequences(["ab"], [b"a"] * 4, lambda text: [1])
 
 
 def test_dry_takes_off_what_float32_holds() -> None:

@@ -27,13 +27,11 @@ from .chat import (
     wants_usage,
 )
 from .options import MAX_PROBS, MAX_TOP_LOGPROBS, answer_options
-from .prompts import prompt_of, read_prompts, tokens_of
+from .prompts import Prompt, prompt_of, read_prompts, tokens_of
 from .timings import progress_of, timings_of, usage_of
 
 MAX_PROMPTS = 256
 DEFAULT_TOKENS = 16  # OpenAI's, for /v1/completions
-
-PromptIds = str | list[int]
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class CompletionCall:
     llama.cpp's form, because n_probs asked for them.
     """
 
-    prompts: list[PromptIds]
+    prompts: list[Prompt]
     options: AnswerOptions
     n: int = 1
     echo: bool = False
@@ -79,12 +77,11 @@ def read_completion(
     )
 
 
-def prompts_of(body: Fields, tokenizer: Tokenizer) -> list[PromptIds]:
-    """The prompts of a body, as texts or as ids; ApiError 400."""
-    found = [prompt_of(*entry) for entry in read_prompts(body, "prompt", MAX_PROMPTS)]
-    prompts = [p if isinstance(p, str) else tokens_of(p, tokenizer) for p in found]
-    n = tokenizer.n_vocab
-    if not all(0 <= id < n for ids in prompts if isinstance(ids, list) for id in ids):
+def prompts_of(body: Fields, tokenizer: Tokenizer) -> list[Prompt]:
+    """The prompts of a body; ApiError 400. Texts are not encoded: they may be long."""
+    prompts = [prompt_of(*entry) for entry in read_prompts(body, "prompt", MAX_PROMPTS)]
+    n, lists = tokenizer.n_vocab, [p for p in prompts if not isinstance(p, str)]
+    if not all(0 <= part < n for p in lists for part in p if not isinstance(part, str)):
         told = f"prompt has ids that are not in the vocabulary: they go from 0 to {n - 1}"
         raise ApiError(400, told, param="prompt")
     return prompts
@@ -127,7 +124,10 @@ class Said:
         self._texts = [""] * len(call.prompts)
         self._n = call.n
         if call.echo:
-            self._texts = [p if isinstance(p, str) else tokenizer.decode(p) for p in call.prompts]
+            self._texts = [
+                p if isinstance(p, str) else tokenizer.decode(tokens_of(p, tokenizer))
+                for p in call.prompts
+            ]
 
     def before(self, i: int) -> str:
         """What stands before choice i."""

@@ -15,9 +15,10 @@ from ..errors import ApiError, openai_error
 from ..events import AnswerOptions, AnswerToken, Event, Finished, PromptProgress, TextDelta
 from ..fields import Fields, is_whole
 from .chat import MAX_N, ChoiceText, drawn, sse
-from .completions import PromptIds, prompts_of
+from .completions import prompts_of
 from .generation_settings import settings_of
 from .options import MAX_PROBS, answer_options
+from .prompts import Prompt
 from .timings import progress_of, timings_of
 
 STOPS = {"stop": "eos", "length": "limit", "tool_calls": "eos"}
@@ -31,7 +32,7 @@ class NativeCall:
     prompt. paths: response_fields.
     """
 
-    prompts: Sequence[PromptIds]
+    prompts: Sequence[Prompt]
     options: AnswerOptions
     n: int = 1
     stream: bool = False
@@ -51,7 +52,7 @@ def read_options(
 
 
 def read_native(
-    body: Fields, tokenizer: Tokenizer, options: AnswerOptions, prompt: PromptIds | None = None
+    body: Fields, tokenizer: Tokenizer, options: AnswerOptions, prompt: Prompt | None = None
 ) -> NativeCall:
     """The request of a body; ApiError 400 names the field that is wrong. prompt: that of /infill,
     None is the body's own.

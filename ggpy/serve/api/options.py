@@ -217,4 +217,8 @@ def _tokens(token: Any, tokenizer: Tokenizer, path: str) -> list[int]:
 
 def _breakers(body: Fields, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     texts = body.texts("dry_sequence_breakers") or DRY_SEQUENCE_BREAKERS
-    return dry_breakers(texts, tokenizer)
+    try:
+        return dry_breakers(texts, tokenizer)
+    except ValueError as error:
+        path = body.path("dry_sequence_breakers")
+        raise ApiError(400, f"{path}: {error}", param=path) from None

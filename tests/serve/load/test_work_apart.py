@@ -5,6 +5,7 @@ client.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import Any
 
@@ -95,6 +96,29 @@ def test_biases_that_forbid_all_are() -> None:
         answer = server.post("/completion", prompt="a", n_predict=3, logit_bias=banned)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "logit_bias"
+
+
+def test_texts_of_a_long_prompt_are_encoded_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with running() as server:
+        service = server.process.server.service
+        assert service is not None
+        plain, threads = service.tokenizer.encode, set()
+
+        def encode(*args: Any, **options: Any) -> Any:
+            threads.add(threading.get_ident())
+            return plain(*args, **options)
+
+        monkeypatch.setattr(service.tokenizer, "encode", encode)
+        long = "word and so on " * 20_000
+        for prompt in (long, [1, long], [[1, long], "a"]):
+            threads.clear()
+            answer = server.post("/completion", prompt=prompt, n_predict=1)
+            assert answer.status_code == 400 and "context" in answer.text
+            assert threads and server._thread.ident not in threads
+        both = server.post("/completion", prompt=[1, "abc"], n_predict=1, n=2).json()
+        assert len({answer["prompt"] for answer in both}) == 1 and "abc" in both[0]["prompt"]
 
 
 def test_a_huge_bias_is_refused() -> None:
