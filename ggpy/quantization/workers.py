@@ -88,10 +88,11 @@ class Workers:
                 self._threads = ThreadPoolExecutor(self.n)
             return self._threads.submit(_requantize, *_by_names(task))
         if self._processes is None:
+            _start_tracker()
             # Not forked: a fork of this process would lack the threads of numpy and of ggpy.
             context = get_context("spawn")
             self._processes = ProcessPoolExecutor(self.n, context, initializer=_begin)
-        with _interrupts_held_back():  # this may start processes
+        with _signals_held_back():  # this may start processes
             return self._processes.submit(_requantize, *_by_names(task))
 
 
@@ -198,26 +199,44 @@ def _result(task: Task, future: Future[U8]) -> U8:
 
 
 @contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Delays Ctrl-C until the block ends, and keeps it from processes that start in it: they import
-    for a while before they can ignore it.
+def _signals_held_back() -> Iterator[None]:
+    """Delays signals that end programs until the block ends, and blocks them in processes that
+    start in it: a terminal, or `timeout`, sends them to all processes, but it is the parent that
+    ends its processes.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    )
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _start_tracker() -> None:
+    """Starts the process that removes what killed processes leave, if that is not running: without
+    SIGHUP, since it would die of it and be started again. It knows SIGINT and SIGTERM.
+    """
+    if hasattr(signal, "pthread_sigmask"):
+        from multiprocessing import resource_tracker  # not on Windows
+
+        with _signals_held_back():
+            resource_tracker.ensure_running()
+
+
 def _begin() -> None:
-    """Initialises a process: it ignores Ctrl-C, which a terminal sends to all processes, and ends
-    with its parent, even if that is killed.
+    """Initialises a process: it ignores Ctrl-C, and ends with its parent, even if that is killed,
+    or when its parent asks, which the pool does by SIGTERM.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
+    if hasattr(signal, "sigwaitinfo"):  # Linux
+        Thread(target=_obey_parent, daemon=True).start()
+    elif hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 def _end_with_parent() -> None:
@@ -225,3 +244,10 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def _obey_parent() -> None:
+    """Waits for a SIGTERM of the parent. The signal is blocked in all threads."""
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != os.getppid():
+        pass
+    os._exit(1)

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,3 +144,25 @@ if __name__ == "__main__":
     child.send_signal(number)
     child.communicate(timeout=30)  # until all of them have closed it
     assert child.returncode == (-number if name == "SIGKILL" else 128 + number)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_a_process_that_dies_ends_the_work(name: str) -> None:
+    """The pool ends the others by SIGTERM, which they obey: nobody else's SIGTERM ends them."""
+    data = np.zeros((64, 4096), np.uint8)
+    tasks = [Task(data, F32, by_name("Q4_K"))] * 400
+    begin = time.monotonic()
+    with Workers(2) as found:
+        results = found.run(tasks)
+        next(results)
+        pool: Any = found._processes
+        for pid in [*pool._processes][:1]:
+            sent = f"import os, signal; os.kill({pid}, signal.{name})"
+            subprocess.run([sys.executable, "-c", sent], check=True)
+        if name == "SIGTERM":
+            assert len([*results]) == 399
+        else:
+            with pytest.raises(OSError, match="a process that quantises has died"):
+                [*results]
+    assert time.monotonic() - begin < 60

@@ -288,8 +288,19 @@ def test_a_file_that_is_there_is_replaced_only_by_a_whole_one(run, refused, fold
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize(
+    ("name", "status", "told"),
+    [
+        ("SIGINT", 130, "interrupted"),
+        ("SIGTERM", 143, "ended by SIGTERM"),
+        ("SIGHUP", 129, "ended by SIGHUP"),
+    ],
+)
 @pytest.mark.parametrize("seconds", [0.1, 0.5])  # while processes start; while they work
-def test_ctrl_c_leaves_nothing(folder: Path, seconds: float) -> None:
+def test_a_signal_leaves_nothing(
+    folder: Path, seconds: float, name: str, status: int, told: str
+) -> None:
+    """It comes to all processes, as from a terminal that is closed, or from `timeout`."""
     case = WEIGHTS.__class__("llama", 8, 4, 1, rows=2048)  # some seconds of work
     write_case(case, folder / "large.gguf")
     before = sorted(folder.iterdir())
@@ -306,12 +317,12 @@ def test_ctrl_c_leaves_nothing(folder: Path, seconds: float) -> None:
             assert child.poll() is None, child.communicate()
             time.sleep(0.02)
         time.sleep(seconds)
-        os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all of them
+        os.killpg(child.pid, getattr(signal, name))
         _, errors = child.communicate(timeout=60)
     finally:
         child.kill()
-    assert child.returncode == 130
-    assert errors == "ggpy quantize: device: cpu (as asked)\nggpy quantize: interrupted\n"
+    assert child.returncode == status
+    assert errors == f"ggpy quantize: device: cpu (as asked)\nggpy quantize: {told}\n"
     assert sorted(folder.iterdir()) == before
 
 
