@@ -23,7 +23,7 @@ from typing import Any
 
 from ggpy.bench.compare_table import KIND, markdown
 from ggpy.bench.machine import now
-from ggpy.cli.parser import MODEL, Parser, positive, threads
+from ggpy.cli.parser import MODEL, Parser, number_or_auto, positive
 from ggpy.util.outcome import ended
 
 KEY = ("n_prompt", "n_gen", "n_depth", "n_batch", "n_ubatch")
@@ -55,7 +55,13 @@ def parser() -> Parser:
         help=f"{MODEL}; may be repeated")  # fmt: skip
     add("--rounds", type=positive, default=2, metavar="N", help="runs of each program (2)")
     add("--device", default="auto", help="ggpy's device: auto, cpu, numpy, cuda or cuda:N (auto)")
-    add("-t", "--threads", type=threads, metavar="N", help="CPU threads of both (ggpy's default)")
+    add(
+        "-t",
+        "--threads",
+        type=number_or_auto,
+        metavar="N",
+        help="CPU threads of both (ggpy's default)",
+    )
     add(
         "--llama-args", metavar="ARGS", default=None,
         help="options for llama-bench alone ('-ngl 99 -fa 1 -sm none -mg N' when ggpy runs on GPU "

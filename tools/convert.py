@@ -60,6 +60,7 @@ def parser() -> Parser:
     add("checkpoint", metavar="CHECKPOINT", help="a folder, or USER/REPO of the Hugging Face hub")
     add("out", nargs="?", metavar="OUT",
         help="the file to write, or a folder, which gets NAME-TYPE.gguf (.)")  # fmt: skip
+    add("--outfile", metavar="OUT", help="the same as OUT")
     add(
         *("--type", "--outtype"), default="auto", metavar="TYPE",
         help="f32, f16, q8_0, q4_k_m, w8a16 or another type that `ggpy quantize --help` lists "
@@ -108,6 +109,10 @@ def size(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.outfile is not None:
+        if options.out is not None:
+            raise ValueError("the file is named twice: as OUT and with --outfile")
+        options.out = options.outfile
     from ggpy.convert import Checkpoint, Folder, mix_of, plan, read_config, read_model
     from ggpy.quantization.mix import tensor_type
 

@@ -60,7 +60,12 @@ def parser() -> Parser:
     add("texts", metavar="TEXT", nargs="*", help="a text; none: -p, -f or stdin")
     add("-p", "--prompt", metavar="TEXT", help="texts, one in each line")
     add("-f", "--file", metavar="FILE", help="a file of texts, one in each line; - is stdin")
-    add("-o", "--output", metavar="FILE.npy", help="write a .npy of float32 [N, D] instead")
+    add(
+        "-o",
+        "--output",
+        metavar="FILE.npy",
+        help="write a .npy of float32 [N, D] instead, or a file in the format below",
+    )
     add("--embd-separator", default="\\n", metavar="TEXT", help=r"between texts (\n)")
     add("--cls-separator", default="\\t", metavar="TEXT",
         help=r"between query and document of --pooling rank (\t)")  # fmt: skip
@@ -103,7 +108,8 @@ def run(options: argparse.Namespace) -> int:
             return ranked(model, texts, options)
         vectors = embedded(model, texts, options)
     if options.output:
-        return saved(vectors, options.output)
+        lines = options.embd_output_format and list(shown(vectors, texts, options))
+        return saved(vectors, options.output, lines)
     for line in shown(vectors, texts, options):
         print(line)
     return 0
@@ -161,14 +167,17 @@ def embedded(model: Model, texts: Sequence[str], options: argparse.Namespace) ->
     return embedding.scaled(pooled, options.embd_normalize)
 
 
-def saved(vectors: np.ndarray, path: str) -> int:
-    """Write a .npy, which is complete or absent."""
+def saved(vectors: np.ndarray, path: str, lines: list[str] | None) -> int:
+    """Write lines, or a .npy; the file is complete or absent."""
     import numpy as np
 
     from ggpy.util.output_file import write_whole
 
     content = io.BytesIO()
-    np.save(content, vectors)
+    if lines:
+        content.write("".join(f"{line}\n" for line in lines).encode())
+    else:
+        np.save(content, vectors)
     write_whole(Path(path), content.getvalue())
     say(f"{path}: float32 {list(vectors.shape)}")
     return 0

@@ -98,7 +98,7 @@ def clear(chat: Chat, _: str) -> None:
 
 def save(chat: Chat, name: str) -> None:
     """Write the conversation to a file, which may only replace another conversation."""
-    path = Path(name).expanduser()
+    path = _path(name)
     if path.exists():
         read(path)
     messages = chat.conversation.messages
@@ -108,7 +108,7 @@ def save(chat: Chat, name: str) -> None:
 
 def load(chat: Chat, name: str) -> None:
     """Replace the conversation by that of a file."""
-    messages = read(Path(name).expanduser())
+    messages = read(_path(name))
     conversation = chat.conversation
     with unless_refused(conversation):
         has_system = bool(messages) and messages[0]["role"] == "system"
@@ -120,6 +120,12 @@ def load(chat: Chat, name: str) -> None:
 def leave(chat: Chat, _: str) -> None:
     """End the chat."""
     chat.is_over = True
+
+
+def _path(name: str) -> Path:
+    """The file of a name, which may stand in quotes, as in a shell."""
+    quoted = len(name) > 2 and name[0] == name[-1] and name[0] in "\"'"
+    return Path(name[1:-1] if quoted else name).expanduser()
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -93,7 +93,7 @@ def add_hub(group: Any) -> None:
 
 def add_threads(group: Any) -> None:
     """The option for the threads of the CPU."""
-    group.add_argument("-t", "--threads", type=threads, metavar="N", help=THREADS)
+    group.add_argument("-t", "--threads", type=number_or_auto, metavar="N", help=THREADS)
 
 
 def add_reasoning(group: Any) -> None:
@@ -118,9 +118,11 @@ def positive(text: str) -> int:
     return _whole(text, 1)
 
 
-def threads(text: str) -> int | None:
-    """A number of threads; None for -1, as llama.cpp says that it chooses; ArgumentTypeError."""
-    return None if text == "-1" else positive(text)
+def number_or_auto(text: str) -> int | None:
+    """A number, of threads or of answers; None for 0 and -1, by which llama.cpp says that it
+    chooses; ArgumentTypeError.
+    """
+    return None if text in ("-1", "0") else positive(text)
 
 
 def interval(text: str) -> float:

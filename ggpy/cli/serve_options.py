@@ -28,6 +28,7 @@ from .parser import (
     add_reasoning,
     interval,
     natural,
+    number_or_auto,
     positive,
 )
 from .sampling_options import add_sampling
@@ -241,7 +242,7 @@ def _scheduler(parser: Parser) -> None:
     add = group.add_argument
     add(
         *("-np", "--parallel"),
-        type=positive,
+        type=number_or_auto,
         metavar="N",
         help="answers at the same time (64 on a GPU, 4 on the CPU); more wait",
     )

@@ -54,7 +54,8 @@ class Workers:
     def run(self, tasks: Iterable[Task]) -> Iterator[U8]:
         """Each task's rows in its target format, bytes[rows, bytes of a row], in order.
 
-        It takes up to `ahead` tasks more than it has yielded. ValueError names tensor and row.
+        It takes up to `ahead` tasks more than it has yielded. ValueError names tensor and row;
+        OSError where a process has died.
         """
         ahead: deque[tuple[Task, Future[U8]]] = deque()
         try:
@@ -64,6 +65,10 @@ class Workers:
                     yield _result(*ahead.popleft())
             while ahead:
                 yield _result(*ahead.popleft())
+        except BrokenProcessPool:
+            raise OSError(
+                "a process that quantises has died, perhaps for lack of memory: use fewer threads"
+            ) from None
         finally:
             for _, future in ahead:
                 future.cancel()
@@ -192,10 +197,6 @@ def _result(task: Task, future: Future[U8]) -> U8:
     except ValueError as error:
         name = f"tensor {task.tensor!r}: " if task.tensor else ""
         raise ValueError(f"{name}{error}") from None
-    except BrokenProcessPool:
-        raise OSError(
-            "a process that quantises has died, perhaps for lack of memory: use fewer threads"
-        ) from None
 
 
 @contextmanager

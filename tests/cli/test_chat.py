@@ -212,7 +212,7 @@ def test_a_conversation_is_saved_and_loaded(talk: Talk, tmp_path: Path) -> None:
     saved = json.loads(path.read_text())["messages"]
     assert [m["role"] for m in saved] == ["system", "user", "assistant"]
     assert saved[1] == {"role": "user", "content": "hello"}
-    second = talk(f"x\n/load {path}\nworld\n".encode())
+    second = talk(f'x\n/load "{path}"\nworld\n'.encode())  # quotes as in a shell
     assert "(3 messages loaded; " in second.err
     assert second.out.endswith(whole.removeprefix(first.out))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ggpy.cli import options
-from ggpy.cli.parser import Parser, natural, positive
+from ggpy.cli.parser import Parser, natural, number_or_auto, positive
 
 
 @pytest.mark.parametrize(("text", "number"), [("1", 1), ("007", 7), ("999999999", 999999999)])
@@ -26,7 +26,11 @@ def test_what_is_no_whole_number_is_refused(kind, least: int, text: str) -> None
     assert str(caught.value) == f"{text!r} is not a whole number of {least} or more"
 
 
-@pytest.mark.parametrize("text", ["abc", "0", "-3"])
+def test_zero_and_less_by_one_leave_the_number_to_the_program() -> None:
+    assert [number_or_auto(text) for text in ("0", "-1", "2")] == [None, None, 2]
+
+
+@pytest.mark.parametrize("text", ["abc", "0.5", "-3"])
 def test_the_number_of_threads_is_told_the_same_whatever_is_wrong(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

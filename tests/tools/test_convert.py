@@ -160,7 +160,8 @@ def test_smoothing_that_cannot_be_done(
 def test_types_by_pattern(folder: Path, tmp_path: Path, run: Run) -> None:
     words = ["--tensor-type", "ffn_down=q5_0", "--tensor-type", "attn_.$=f16", "--pure"]
     words += ["--output-tensor-type", "q4_1", "--token-embedding-type", "q8_0"]
-    assert run(folder, tmp_path / "out.gguf", "--type", "q4_0", *words)[0] == 0
+    out = "--outfile", tmp_path / "out.gguf"  # as llama.cpp's converter names it
+    assert run(folder, *out, "--type", "q4_0", *words)[0] == 0
     with File(tmp_path / "out.gguf") as file:
         kinds = {name: tensor.format.name for name, tensor in file.tensors.items()}
     wanted = {"output": "Q4_1", "token_embd": "Q8_0", "blk.1.ffn_down": "Q5_0"}
@@ -204,6 +205,7 @@ def test_split_files_run(folder: Path, tmp_path: Path, run: Run) -> None:
         (["{folder}", "x.gguf", "--output-tensor-type", "iq1_s"], "cannot be quantised to"),
         (["{folder}", "x.gguf", "--split-max-size", "0"], "'0' is no size"),
         (["{folder}", "no/such/x.gguf"], "there is no folder no/such: make it first"),
+        (["{folder}", "x.gguf", "--outfile", "y.gguf"], "named twice: as OUT and with --outfile"),
         (["{folder}", "no-such/"], "there is no folder no-such: make it first"),
         (["{folder}", "{folder}/config.json"], "is a part of the checkpoint: name another file"),
         (["{folder}", "x.gguf", "--what"], "unrecognized arguments: --what"),

@@ -73,6 +73,9 @@ def test_a_file_for_numpy(run, vectors, tmp_path, tiny_path):
     found = np.load(out)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, vectors, atol=1e-6)
+    line = run("--embd-output-format", "json", *TEXTS)
+    assert run("--embd-output-format", "json", "-o", tmp_path / "x.json", *TEXTS) == ""
+    assert (tmp_path / "x.json").read_text() == line
     run("--pooling", "none", "-o", out, *TEXTS)
     with ggpy.load(tiny_path("llama"), device="cpu", n_threads=1) as model:
         n = sum(len(model.tokenizer.encode(text)) for text in TEXTS)
