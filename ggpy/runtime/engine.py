@@ -127,9 +127,9 @@ class Engine:
     ) -> Sequence:
         """Returns a checked sequence that continues ids, for `begin`. It holds no resources yet.
 
-        max_tokens: None means until the model or the context ends. context_shift: in a full
-        context, drop the older half of the tokens after the first n_keep. keep: the pages outlive
-        the sequence. cache: share pages with sequences of the same salt and the same beginning.
+        max_tokens: None means until the model or the context ends; 0 only evaluates. context_shift:
+        in a full context, drop the older half of the tokens after the first n_keep. keep: the pages
+        outlive the sequence. cache: share pages with sequences of the same salt and beginning.
         client: the client with the fewest running sequences has the next turn. special: the text
         shows control tokens, except those that end it. grammar: a mask of the next token.
 
@@ -381,14 +381,17 @@ class Engine:
 
     def _accept(self, s: Sequence, token: int, logits: NDArray[np.float32] | None) -> None:
         """Append a sampled token; end the sequence if the token is its last."""
+        if s.max_tokens == 0:
+            s.t_first = perf_counter()
+            self._scheduler.totals.add_prompt(s.n_prompt, s.n_reused)
+            return self._scheduler.end(s, "length")
         if token == NO_TOKEN:
             raise s.sampler.why_none
         told = () if logits is None else s.scores(logits, token, self.tokenizer)
         finish = s.accept(token, self._end_ids, self.n_ctx, *told)
         self._scheduler.totals.generated_tokens += 1
         if s.n_generated == 1:
-            self._scheduler.totals.query_tokens += s.n_prompt
-            self._scheduler.totals.cached_tokens += s.n_reused
+            self._scheduler.totals.add_prompt(s.n_prompt, s.n_reused)
         if finish:
             self._scheduler.end(s, finish)
             return

@@ -62,9 +62,6 @@ class Scheduler:
             return
         if previous is not None:
             self._take_over(s, previous)
-        if s.max_tokens is not None and s.max_tokens <= 0:
-            self.end(s, "length")
-            return
         self.waiting.append(s)
         if s.pages.n_held:
             self._holding.append(s)
@@ -245,7 +242,8 @@ class Scheduler:
         n_last = 0  # tokens of `ones` that end a prompt
         for s in self.running:
             if s in late:
-                if s.n_generated + 1 == s.max_tokens or len(s.ids) == self.n_ctx:
+                ends = s.max_tokens is not None and s.n_generated + 1 >= s.max_tokens
+                if ends or len(s.ids) == self.n_ctx:
                     continue
                 id = ~late[s]
             elif len(s.ids) == s.n_evaluated + 1:

@@ -16,6 +16,11 @@ class Totals:
     preemptions: int = 0
     steps: int = 0
 
+    def add_prompt(self, n: int, n_cached: int) -> None:
+        """Count the prompt of a sequence that has its first token, or needs none."""
+        self.query_tokens += n
+        self.cached_tokens += n_cached
+
 
 @dataclass(frozen=True)
 class EngineStats:

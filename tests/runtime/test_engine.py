@@ -235,8 +235,17 @@ def test_length_and_zero_tokens(make_engine):
     finish(engine, s)
     assert s.finish == "length" and len(s.pieces) == s.n_generated == 3
     assert "".join(p.text for p in s.pieces).endswith("!"), "what the stream held back is given"
-    none = engine.add(ids_of(4), GREEDY, max_tokens=0)
-    assert none.finish == "length" and not none.pieces and not engine.busy
+
+
+def test_no_tokens_are_the_prompt_alone(make_engine):
+    engine = make_engine()
+    s = engine.add(ids_of(13), GREEDY, max_tokens=0)
+    finish(engine, s)
+    assert (s.finish, s.ids) == ("length", ids_of(13))
+    assert not s.pieces and not engine.busy and s.t_first > s.t_admitted
+    stats = engine.stats()
+    assert stats.prompt_tokens_total == stats.query_tokens_total == 13
+    assert stats.generated_tokens_total == 0
 
 
 def test_end_token_ends_and_has_no_text_of_its_own(make_engine):

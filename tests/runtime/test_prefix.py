@@ -33,6 +33,13 @@ def make(tiny_path) -> Callable[..., Engine]:
     return make_engine
 
 
+def test_a_prompt_alone_is_there_for_others(make):
+    engine = make()
+    prompt = ids_of(PAGE_SIZE + 5)
+    assert answer(engine, prompt, max_tokens=0) == (0, [])
+    assert answer(engine, prompt) == (PAGE_SIZE, answer(make(), prompt)[1])
+
+
 def ids_of(n: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(5, 350, n).tolist()
 

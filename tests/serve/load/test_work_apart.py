@@ -125,3 +125,16 @@ def test_a_huge_bias_is_refused() -> None:
     with running() as server:
         answer = server.post("/completion", prompt="a", logit_bias={"5": 10**400})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logit_bias")
+
+
+def test_a_prompt_that_is_only_evaluated_is_in_the_cache() -> None:
+    """As llama-server's n_predict of 0."""
+    with running(n_ctx=512) as server:
+        prompt = "a b c d e f g h " * 20
+        first, second = (
+            server.post("/completion", prompt=prompt, n_predict=n).json() for n in (0, 2)
+        )
+        assert (first["content"], first["stop_type"]) == ("", "limit")
+        assert first["timings"]["prompt_ms"] > 0 and first["timings"]["predicted_n"] == 0
+        assert first["timings"]["cache_n"] == 0 < second["timings"]["cache_n"]
+        assert second["timings"]["predicted_n"] == 2
