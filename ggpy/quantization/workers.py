@@ -24,6 +24,7 @@ from ..formats import Format, by_name
 from ..formats.base import F32, U8
 from ..formats.rows import encode_rows, row_scales
 from ..util.cores import usable_cores
+from ..util.outcome import SIGNALS
 
 SLAB = 1 << 20  # weights of a task, about
 SEARCH_SLAB = 1 << 18  # where scales are searched for, which takes twenty times as long
@@ -208,9 +209,8 @@ def _signals_held_back() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.pthread_sigmask(
-        signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    )
+    held = [signal.SIGINT, *(getattr(signal, name) for name in SIGNALS)]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         yield
     finally:

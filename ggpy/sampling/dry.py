@@ -147,9 +147,9 @@ def breaker_sequences(
         sequences: set[tuple[int, ...]] = {(token,) for token in containing}
         for i, head in enumerate(some, 1):
             ending = [t for t in with_ending[head[-ENDING:]] if pieces[t].endswith(head)]
-            if ending := [t for t in ending if t not in containing]:
+            if ending:
                 tail = tuple(encode(text[i:]))[:MAX_BREAKER_TAIL]
-                sequences.update((token, *tail) for token in ending)
+                sequences.update((token, *tail) for token in ending if token not in containing)
         found.update(dict.fromkeys(sorted(sequences)))
         if len(found) > MAX_BREAKERS:
             raise ValueError(f"sequence breakers in over {MAX_BREAKERS} forms: give fewer of them")

@@ -54,8 +54,8 @@ def waits(mask: TokenMask) -> bool:
 
 
 def forced_ids(mask: TokenMask) -> tuple[int, ...]:
-    """Tokens that a mask may leave alone to be drawn, so that no bias may forbid them. A kind of
-    mask that makes a model say something has a property `forced_ids`.
+    """Tokens each of which may be the only one that a mask allows, so that no bias may forbid them.
+    A kind of mask that makes a model say something has a property `forced_ids`.
     """
     return tuple(getattr(mask, "forced_ids", ()))
 

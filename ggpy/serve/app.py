@@ -90,7 +90,7 @@ class Server:
         ping, verbose = read_ping(body), body.flag("verbose", self.settings.verbose)
         answers = await service.complete_all(call.prompts, call.options, client_of(request), call.n)
         events, id = self._counted(answers), new_id("cmpl-")
-        said = completions.Said(call, service.tokenizer)
+        said = completions.Said(call, service.tokenizer, [a.prompt_ids for a in answers[:: call.n]])
         form = call.options, call.stream
         more = self._verbose(answers, *form) if verbose else nothing_more
         told = (events, call, id, service.model_name, said, more)
@@ -114,7 +114,7 @@ class Server:
         service, body = self.ready(), await self.body(request)
         options = native.read_options(body, service.tokenizer, *self._defaults())
         most = service.engine.n_ctx - 2 * (options.max_tokens or 0)  # as llama-server leaves it
-        prompt: list[int | str] = [*service.infill.prompt(body, most)]
+        prompt = service.infill.prompt(body, most)
         call = native.read_native(body, service.tokenizer, options, prompt)
         return await self._native(request, body, call)
 
@@ -340,11 +340,9 @@ def _counting(server: Server, path: str, endpoint: Any) -> Any:
     async def counted(request: Request) -> Response:
         try:
             response: Response = await endpoint(request)
-        except ApiError as error:
-            server.metrics.requests[path, error.status] += 1
-            raise
-        except Exception:
-            server.metrics.requests[path, 500] += 1
+        except Exception as error:
+            status = error.status if isinstance(error, ApiError) else 500
+            server.metrics.requests[path, status] += 1
             raise
         server.metrics.requests[path, getattr(response, "status_code", 200)] += 1
         return response

@@ -27,7 +27,7 @@ from .chat import (
     wants_usage,
 )
 from .options import MAX_PROBS, MAX_TOP_LOGPROBS, answer_options
-from .prompts import Prompt, prompt_of, read_prompts, tokens_of
+from .prompts import Prompt, prompt_of, read_prompts
 from .timings import progress_of, timings_of, usage_of
 
 MAX_PROMPTS = 256
@@ -118,15 +118,17 @@ async def whole_completion(
 
 
 class Said:
-    """The prompts of a call, as `echo` repeats them before each choice."""
+    """The prompts of a call, as `echo` repeats them before each choice. ids: of each prompt."""
 
-    def __init__(self, call: CompletionCall, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, call: CompletionCall, tokenizer: Tokenizer, ids: Sequence[Sequence[int]]
+    ) -> None:
         self._texts = [""] * len(call.prompts)
         self._n = call.n
         if call.echo:
             self._texts = [
-                p if isinstance(p, str) else tokenizer.decode(tokens_of(p, tokenizer))
-                for p in call.prompts
+                p if isinstance(p, str) else tokenizer.decode(of_prompt)
+                for p, of_prompt in zip(call.prompts, ids, strict=True)
             ]
 
     def before(self, i: int) -> str:

@@ -6,6 +6,7 @@ Nothing here knows what a prompt is for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...tokenizer import Tokenizer
@@ -13,7 +14,7 @@ from ..errors import ApiError
 from ..fields import Fields, is_whole, shown
 from .reading import refuse
 
-Prompt = str | list[int | str]  # a text, or ids with texts between them
+Prompt = str | Sequence[int | str]  # a text, or ids with texts between them
 NEEDED = "a string, a list of token ids, or a list of these"
 
 

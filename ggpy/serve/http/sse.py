@@ -7,13 +7,13 @@ goes out now and then, so that proxies keep the connection. Nothing here knows w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from ..errors import ApiError
 
-CLIENT_GONE = 499  # as nginx calls it; nobody reads it but the metrics
+CLIENT_GONE = 499  # nginx's status, which only the metrics see
 DIRECT_SEND = "ggpy.send"  # in a request's scope: the server's own `send`, behind no middleware
 
 Message = MutableMapping[str, Any]
@@ -152,7 +152,7 @@ async def while_connected(
             await watching
 
 
-async def until_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+async def until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
     """What `work` returns; it is cancelled if the client goes away before, and an ApiError says so
     to whoever counts errors.
     """
