@@ -1,21 +1,21 @@
 """Rows of weights from one block format to another, on all cores: tasks in, blocks out, in order.
 
 Formats that search for scales spend their time in many short numpy calls, between which threads
-wait for the GIL, so they get processes; the others are bound by memory and get threads. Knows
-formats, but neither files nor which tensor gets which format.
+wait for the GIL, so each thread hands these to a process of its own; the others are bound by memory
+and stay in their threads. Knows formats, but neither files nor which tensor gets which format.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
-from threading import Thread
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -43,14 +43,15 @@ class Task(NamedTuple):
 
 
 class Workers:
-    """A pool of `n` threads and processes, by default one for each core; use it in a `with`."""
+    """`n` threads, by default one for each core, and as many processes; use it in a `with`."""
 
     def __init__(self, n: int | None = None) -> None:
         self.n = usable_cores() if not n or n < 1 else n
         self.ahead = 2 * self.n  # tasks that are submitted before the first result is yielded
         self.search_slab = SEARCH_SLAB
-        self._threads: Executor | None = None
-        self._processes: Executor | None = None
+        self._threads = ThreadPoolExecutor(self.n)
+        self._processes: list[Process] = []
+        self._idle: SimpleQueue[Process] = SimpleQueue()
 
     def run(self, tasks: Iterable[Task]) -> Iterator[U8]:
         """Each task's rows in its target format, bytes[rows, bytes of a row], in order.
@@ -66,19 +67,17 @@ class Workers:
                     yield _result(*ahead.popleft())
             while ahead:
                 yield _result(*ahead.popleft())
-        except BrokenProcessPool:
-            raise OSError(
-                "a process that quantises has died, perhaps for lack of memory: use fewer threads"
-            ) from None
         finally:
             for _, future in ahead:
                 future.cancel()
 
     def close(self) -> None:
-        """End threads and processes."""
-        for pool in (self._threads, self._processes):
-            if pool is not None:
-                pool.shutdown(wait=True, cancel_futures=True)
+        """End threads and processes, also processes that are at work."""
+        self._kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._kill()  # what a thread began meanwhile
+        for process in self._processes:
+            process.close()
 
     def __enter__(self) -> Workers:
         return self
@@ -89,17 +88,90 @@ class Workers:
     def _submit(self, task: Task) -> Future[U8]:
         if (task.source is task.target and task.scales is None) or self.n == 1:
             return _done(task)
-        if not _searches(task.target, task.importance):
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self.n)
-            return self._threads.submit(_requantize, *_by_names(task))
-        if self._processes is None:
+        call: Callable[..., U8] = _requantize
+        if _searches(task.target, task.importance):
+            call = self._requantize_elsewhere
+        return self._threads.submit(call, *_by_names(task))
+
+    def _requantize_elsewhere(self, *task: object) -> U8:
+        """`_requantize` in a process that no other thread uses: there is one for each thread."""
+        try:
+            process = self._idle.get_nowait()
+        except Empty:
+            process = Process()
+            self._processes.append(process)
+        try:
+            return process.requantize(task)
+        finally:
+            self._idle.put(process)
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+
+class Process:
+    """A process that quantises, at the other end of a pipe that it shares with nobody: if it dies,
+    whoever waits for it is told. (In a ProcessPoolExecutor, one that dies while it sends a result
+    leaves all others waiting for ever.)
+    """
+
+    _starting = Lock()  # multiprocessing starts one process at a time
+
+    def __init__(self) -> None:
+        # Not forked: a fork of this process would lack the threads of numpy and of ggpy.
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        with self._starting, _signals_held_back():
             _start_tracker()
-            # Not forked: a fork of this process would lack the threads of numpy and of ggpy.
-            context = get_context("spawn")
-            self._processes = ProcessPoolExecutor(self.n, context, initializer=_begin)
-        with _signals_held_back():  # this may start processes
-            return self._processes.submit(_requantize, *_by_names(task))
+            self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def requantize(self, task: object) -> U8:
+        """The blocks of the task; ValueError names the row with NaN, OSError if it has died."""
+        try:
+            self._pipe.send(task)
+            answer: U8 | ValueError | MemoryError = self._pipe.recv()
+        except (EOFError, OSError):
+            raise OSError(
+                "a process that quantises has died, perhaps for lack of memory: use fewer threads"
+            ) from None
+        if isinstance(answer, (ValueError, MemoryError)):
+            raise answer
+        return answer
+
+    def kill(self) -> None:
+        """End it at once; `requantize` raises then."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Wait until it has ended."""
+        self._process.join()
+        self._pipe.close()
+
+
+def _serve(pipe: Connection) -> None:
+    """What a process does until its parent closes the pipe, or dies. Signals that end programs are
+    blocked in it: a terminal, or `timeout`, sends them to all processes, but it is the parent that
+    ends its processes.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows nothing is blocked
+    try:
+        while True:
+            answer: U8 | ValueError | MemoryError
+            task = pipe.recv()
+            try:
+                answer = _requantize(*task)
+            except (ValueError, MemoryError) as error:
+                answer = error
+            pipe.send(answer)
+    except (EOFError, OSError):
+        return
 
 
 def slabs(
@@ -202,10 +274,7 @@ def _result(task: Task, future: Future[U8]) -> U8:
 
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Delays signals that end programs until the block ends, and blocks them in processes that
-    start in it: a terminal, or `timeout`, sends them to all processes, but it is the parent that
-    ends its processes.
-    """
+    """Blocks signals that end programs in this thread, and in processes that start in it."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -218,37 +287,11 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def _start_tracker() -> None:
-    """Starts the process that removes what killed processes leave, if that is not running: without
-    SIGHUP, since it would die of it and be started again. It knows SIGINT and SIGTERM.
+    """Starts the process that multiprocessing needs beside others, if that is not running: it knows
+    SIGINT and SIGTERM, but would die of SIGHUP and be started again, so that is blocked in it.
     """
     if hasattr(signal, "pthread_sigmask"):
         from multiprocessing import resource_tracker  # not on Windows
 
         with _signals_held_back():
             resource_tracker.ensure_running()
-
-
-def _begin() -> None:
-    """Initialises a process: it ignores Ctrl-C, and ends with its parent, even if that is killed,
-    or when its parent asks, which the pool does by SIGTERM.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
-    if hasattr(signal, "sigwaitinfo"):  # Linux
-        Thread(target=_obey_parent, daemon=True).start()
-    elif hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _obey_parent() -> None:
-    """Waits for a SIGTERM of the parent. The signal is blocked in all threads."""
-    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != os.getppid():
-        pass
-    os._exit(1)
