@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import NamedTuple
+from weakref import finalize
 
 import numpy as np
 
@@ -126,6 +127,7 @@ class Process:
         with self._starting, _signals_held_back():
             _start_tracker()
             self._process.start()
+        finalize(self, self._process.kill)  # also where nobody closes it
         theirs.close()
 
     @property

@@ -145,6 +145,23 @@ if __name__ == "__main__":
     assert child.returncode == (-number if name == "SIGKILL" else 128 + number)
 
 
+def test_a_program_that_closes_nothing_ends() -> None:
+    code = """
+if __name__ == "__main__":
+    import numpy as np
+    from ggpy.formats import by_name
+    from ggpy.quantization.workers import Task, Workers
+    pool = Workers(2)
+    task = Task(np.zeros((64, 4096), np.uint8), by_name("F32"), by_name("Q4_K"))
+    assert len([*pool.run([task] * 4)]) == 4
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(workers.__file__).parents[2], timeout=60,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 def test_a_process_that_dies_ends_the_work(name: str) -> None:
