@@ -80,6 +80,7 @@ class NoText:
 
     end_ids: frozenset[int] = frozenset()
     end_of_turn_id: int | None = None
+    suppressed_ids: frozenset[int] = frozenset()
 
     def stream(self, special: bool = False) -> NoText:
         """Return self: there is no state."""

@@ -53,7 +53,7 @@ def special_metadata(
             value = True
         if isinstance(value, bool):
             found[f"tokenizer.ggml.add_{name}_token"] = ("bool", value and name in ids)
-    return {**found, **_templates(folder, settings)}
+    return {**found, **_suppressed(folder, tokens), **_templates(folder, settings)}
 
 
 def _ids(
@@ -111,6 +111,14 @@ def _with_ends(
     others = [id for id in dict.fromkeys(others) if 0 <= id < len(tokens.texts) and id not in known]
     free = [name for name in ("eot", "eom") if name not in ids]
     return {**ids, **dict(zip(free, others, strict=False))}
+
+
+def _suppressed(folder: Folder, tokens: Tokens) -> Metadata:
+    """The tokens that no answer may have: Gemma 4's that close an image or a sound."""
+    ids = (folder.json(GENERATION) or {}).get("suppress_tokens")
+    ids = ids if isinstance(ids, list) else []
+    found = [id for id in dict.fromkeys(ids) if type(id) is int and 0 <= id < len(tokens.texts)]
+    return {"tokenizer.ggml.suppress_tokens": ("arr[i32]", found)} if found else {}
 
 
 def _around(content: dict[str, Any]) -> tuple[str | None, str | None]:

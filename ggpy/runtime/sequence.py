@@ -47,6 +47,9 @@ class TokenizerLike(TokenBytes, Protocol):
     @property
     def end_of_turn_id(self) -> int | None: ...
 
+    @property
+    def suppressed_ids(self) -> frozenset[int]: ...
+
     def stream(self, special: bool = False) -> TextStream: ...
 
 

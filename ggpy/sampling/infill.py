@@ -39,6 +39,11 @@ class TokenTexts(Protocol):
         """The one of them that ends an answer in a conversation, or EOS."""
         ...
 
+    @property
+    def suppressed_ids(self) -> frozenset[int]:
+        """The tokens that no answer may have."""
+        ...
+
     def piece(self, id: int, special: bool = False) -> bytes:
         """The bytes of a token; b"" for a control token."""
         ...

@@ -202,6 +202,12 @@ def in_effect(params: SamplingParams) -> SamplingParams:
     return replace(params, **off)
 
 
+def with_bans(params: SamplingParams, ids: Iterable[int]) -> SamplingParams:
+    """Parameters under which these tokens are not drawn, whatever their bias was."""
+    banned = dict.fromkeys(ids, -inf)
+    return replace(params, logit_bias={**params.logit_bias, **banned}) if banned else params
+
+
 def without_bans(params: SamplingParams, ids: Iterable[int]) -> SamplingParams:
     """Parameters under which these tokens can be drawn where a mask allows nothing else."""
     banned = [id for id in ids if params.logit_bias.get(id) == -inf]

@@ -39,7 +39,7 @@ from .mask import (
     waits,
 )
 from .order import SAMPLERS
-from .params import MASK64, SamplingParams, in_effect, without_bans
+from .params import MASK64, SamplingParams, in_effect, with_bans, without_bans
 from .ranking import Ids, Logits, Probabilities, crossing, weights
 
 NO_TOKEN = -1  # the id of a row from which none can be chosen
@@ -103,8 +103,9 @@ class Sampler:
     latter. The state of a feedback is kept for each draw, so that draws can be repeated. `params`
     are those in effect. `history` is the prompt and every accepted token; a last one ~r is what the
     step under way samples at its row r. `mask` drops tokens before everything else, and sees every
-    accepted token but not the prompt. `tokens` is a tokenizer, for links that ask for one.
-    ValueError where a biased id is not in the vocabulary, or such a link has no tokenizer.
+    accepted token but not the prompt. `tokens` is a tokenizer, whose suppressed
+    tokens are never drawn, and which some links ask for. ValueError where a biased id is not in the
+    vocabulary, or such a link has no tokenizer.
     """
 
     def __init__(
@@ -118,6 +119,8 @@ class Sampler:
         beyond = [token for token in params.logit_bias if not 0 <= token < n_vocab]
         if beyond:
             raise ValueError(f"logit_bias names token {beyond[0]}: ids go from 0 to {n_vocab - 1}")
+        if tokens is not None:
+            params = with_bans(params, tokens.suppressed_ids)
         if mask is not None:
             params = without_bans(params, forced_ids(mask))
         self.params = in_effect(params)

@@ -52,6 +52,7 @@ class Tokenizer:
         """Builds it from the metadata of a file; GGUFError says what is missing or wrong in it."""
         self._vocab = read_vocabulary(metadata, path)
         self.end_ids = mark(self._vocab)
+        self.suppressed_ids = frozenset(self._vocab.suppressed) - self.end_ids
         self._splitter = Splitter(self._vocab)
         try:
             self._encoder = _encoder(self._vocab)

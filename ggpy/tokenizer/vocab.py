@@ -47,6 +47,7 @@ class Vocabulary:
     pre: Pre | None  # None for sentencepiece
     named: dict[str, int]  # "bos", "eos", "eot", ... -> id, those that the file names
     ends: list[int]  # more ids that end an answer, beside "eos"
+    suppressed: list[int]  # ids that no answer has
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
@@ -169,7 +170,8 @@ def read_vocabulary(metadata: Mapping[str, Any], path: str = "") -> Vocabulary:
         merges=[] if spm else reader.strings("tokenizer.ggml.merges"),
         pre=pre,
         named=named,
-        ends=_read_ends(reader, len(tokens)),
+        ends=_read_ids(reader, "eos_token_ids", len(tokens)),  # Ollama's converter writes it
+        suppressed=_read_ids(reader, "suppress_tokens", len(tokens)),
         add_bos=_read_add(reader, "bos", named, pre.add_bos if pre else True, warnings)
         or (pre is not None and pre.raw and "bos" in named),  # gemma4 always has BOS
         add_eos=_read_add(reader, "eos", named, False, warnings),
@@ -250,9 +252,9 @@ def _read_named(reader: _Reader, model: str, n_vocab: int, warnings: list[str]) 
     return {name: id for name, id in found.items() if id is not None}
 
 
-def _read_ends(reader: _Reader, n_vocab: int) -> list[int]:
-    """The ids in an array that Ollama's converter writes."""
-    ids = np.asarray(reader.metadata.get("tokenizer.ggml.eos_token_ids", []))
+def _read_ids(reader: _Reader, name: str, n_vocab: int) -> list[int]:
+    """An array of ids without those outside the vocabulary."""
+    ids = np.asarray(reader.metadata.get(f"tokenizer.ggml.{name}", []))
     whole = ids.ndim == 1 and ids.dtype.kind in "iu"
     return [int(id) for id in ids if 0 <= id < n_vocab] if whole else []
 

@@ -162,7 +162,7 @@ def extra_tensors(v: Variant) -> dict:
 
 def our_logits(path: Path, n_ctx: int, ids: list[int]) -> np.ndarray:
     class NoTokens:
-        end_ids = frozenset()
+        end_ids = suppressed_ids = frozenset()
 
     ops = Reference(1)
     with File(path) as file:

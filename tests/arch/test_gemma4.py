@@ -41,7 +41,7 @@ def test_layers_that_share_keys_have_no_state(tiny_path) -> None:
 
 def our_logits(path: Path, ids: list[int]) -> np.ndarray:
     class NoTokens:
-        end_ids = frozenset()
+        end_ids = suppressed_ids = frozenset()
 
     ops = Reference(1)
     with File(path) as file:

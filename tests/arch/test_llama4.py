@@ -23,6 +23,7 @@ CHUNK, SCALE = 8, 0.5
 
 class NoTokens:
     end_ids: frozenset[int] = frozenset()
+    suppressed_ids: frozenset[int] = frozenset()
 
 
 class Chunked(PlainMoE):

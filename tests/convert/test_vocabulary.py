@@ -260,6 +260,15 @@ def test_other_ends_of_an_answer_are_eot_and_eom(where: str, tmp_path: Path) -> 
     assert {1, 2, 300, 301} <= tokenizer_of(found).end_ids
 
 
+def test_suppressed_tokens_are_kept(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, "bpe", "qwen2")
+    settings = {"suppress_tokens": [301, 300, 301, 9999, -1, "x", True]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    assert tokenizer_of(converted(tmp_path)).suppressed_ids == {300, 301}
+    (tmp_path / "generation_config.json").write_text('{"suppress_tokens": null}')
+    assert "suppress_tokens" not in converted(tmp_path)
+
+
 def test_ids_outside_the_vocabulary_are_left_out(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, "bpe", "qwen2")
     warnings: list[str] = []

@@ -34,6 +34,7 @@ class Letters:
 
     def __init__(self, end_ids=()) -> None:
         self.end_ids = frozenset(end_ids)
+        self.suppressed_ids: frozenset[int] = frozenset()
 
     def stream(self) -> Letters:
         return Letters()

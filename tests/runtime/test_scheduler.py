@@ -277,6 +277,7 @@ class Codes:
 
     def __init__(self, end_ids=(), special: bool = False) -> None:
         self.end_ids, self.special = frozenset(end_ids), special
+        self.suppressed_ids: frozenset[int] = frozenset()
 
     def stream(self, special: bool = False) -> Codes:
         return Codes(special=special)

@@ -27,6 +27,7 @@ class Words:
     texts: tuple[str, ...] = WORDS
     end_ids: frozenset[int] = frozenset({0, 13})
     end_of_turn_id: int | None = 0
+    suppressed_ids: frozenset[int] = frozenset()
 
     def piece(self, id: int, special: bool = False) -> bytes:
         return self.texts[id].encode()

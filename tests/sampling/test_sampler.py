@@ -172,6 +172,26 @@ def test_logits_are_not_changed() -> None:
     assert (logits == before).all()
 
 
+def test_a_suppressed_token_is_never_drawn() -> None:
+    """Whatever its bias is."""
+
+    class Tokens:
+        end_ids: frozenset[int] = frozenset()
+        end_of_turn_id: int | None = None
+        suppressed_ids: frozenset[int] = frozenset({2, 4})
+
+        def piece(self, id: int, special: bool = False) -> bytes:
+            return b""
+
+    logits = np.array([1, 0, 9, 5, 8], np.float32)
+    for params in (SamplingParams(temperature=0), SamplingParams(logit_bias={2: 50.0, 0: 7.0})):
+        sampler = Sampler(params, 5, tokens=Tokens())
+        ids, _ = sampler.probabilities(logits)
+        assert not {2, 4} & {*ids.tolist()} and sampler.sample(logits) == (
+            0 if params.logit_bias else 3
+        )
+
+
 # Bad input, and extreme parameters
 
 

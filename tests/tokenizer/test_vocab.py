@@ -141,6 +141,12 @@ def test_several_ends() -> None:
     assert {3, 5} <= Tokenizer(bpe(**ends)).end_ids <= set(range(N_BPE))
 
 
+def test_suppressed_tokens_are_those_of_the_vocabulary_that_end_nothing() -> None:
+    settings = {"eos_token_id": 3, "suppress_tokens": np.array([7, 3, 5, 7, N_BPE, -1], np.int32)}
+    assert Tokenizer(bpe(**settings)).suppressed_ids == {5, 7}
+    assert not Tokenizer(bpe()).suppressed_ids
+
+
 def test_empty_tokens_get_names() -> None:
     tokens = [*bpe()[KEY + "tokens"], "", ""]
     types = np.array([*bpe()[KEY + "token_type"], 1, 1])

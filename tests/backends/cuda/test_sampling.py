@@ -387,6 +387,7 @@ class Letters:
     """A tokenizer that makes a letter of each id."""
 
     end_ids = frozenset({17, 99})
+    suppressed_ids = frozenset()
 
     def stream(self):
         return SimpleNamespace(add=lambda id: chr(97 + id % 26), finish=lambda: "")
