@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ggpy.cli import llama_cpp
 from ggpy.cli.options import add_reading
 from ggpy.cli.parser import Parser
+from ggpy.util.messages import utf8
 from ggpy.util.outcome import ended, tell
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def collect(options: argparse.Namespace) -> ImportanceMatrix:
         arch.find(file)  # first of all: another architecture's tokenizer may be unknown as well
         for text in running(scores(file, options, collector)):
             tell(text)
-    dataset = "stdin" if options.file == "-" else options.file
+    dataset = "stdin" if options.file == "-" else utf8(options.file)
     return collector.matrix([dataset], options.ctx_size)
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ggpy import hub
 from ggpy.cli.parser import MODEL, Parser
 from ggpy.quantization.names import TABLE
-from ggpy.util.messages import escaped
+from ggpy.util.messages import escaped, utf8
 from ggpy.util.outcome import ended, tell
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def smoothing(file: File, options: argparse.Namespace) -> Any:
 
 def short(text: str) -> str:
     """As much of a string as llama.cpp keeps."""
-    return text.encode()[:LONGEST].decode(errors="ignore")
+    return utf8(text).encode()[:LONGEST].decode(errors="ignore")
 
 
 def write(plan: RequantizationPlan, file: File, options: argparse.Namespace) -> None:

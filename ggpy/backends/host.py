@@ -111,15 +111,14 @@ def drop_libraries(*parts: str) -> None:
         return
     with suppress(OSError):
         madvise = ctypes.CDLL(None).madvise
-        for begin, length in _unchanged_pages(Path("/proc/self/smaps").read_text(), parts):
+        for begin, length in _unchanged_pages(_mappings("smaps"), parts):
             madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
 
 
 def _unchanged_pages(smaps: str, parts: Sequence[str]) -> Iterator[tuple[int, int]]:
     """(address, bytes) of mappings that are read-only and have no changed page."""
     begin = end = 0
-    for line in smaps.splitlines():
-        fields = line.split(maxsplit=5)
+    for fields in (line.split(maxsplit=5) for line in smaps.split("\n") if line):
         if "-" in fields[0]:
             is_code = len(fields) == 6 and "w" not in fields[1]
             is_wanted = is_code and any(part in fields[5] for part in parts)
@@ -139,11 +138,16 @@ def _openblas_paths() -> list[Path]:
 
 def _mapped_libraries(part: str) -> list[Path]:
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        lines = _mappings("maps").split("\n")
     except OSError:
         return []
     paths = {line.split(maxsplit=5)[5] for line in lines if part in line}
     return [Path(p) for p in sorted(paths) if Path(p).is_file()]
+
+
+def _mappings(name: str) -> str:
+    """What this process has mapped, as Linux says it; names of files may be no UTF-8. OSError."""
+    return os.fsdecode(Path("/proc/self", name).read_bytes())
 
 
 def _meminfo_available() -> int | None:

@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..util.messages import shown
+from ..util.messages import shown, utf8
 
 SNAPSHOTS, BLOBS, REPOSITORY = "snapshots", "blobs", "models--"  # in the cache of the hub
 
@@ -44,7 +44,7 @@ class Folder:
         if not path.is_dir():
             raise ConvertError(f"{path}: is no folder: give the one that config.json is in")
         real = path.resolve()
-        self.name = real.name
+        self.name = utf8(real.name)
         self._inside = [real]
         if real.parent.name == SNAPSHOTS and real.parent.parent.name.startswith(REPOSITORY):
             self._inside.append(real.parent.parent / BLOBS)

@@ -31,6 +31,7 @@ from ..tokenizer import Tokenizer
 from ..tokenizer.chat import form_of
 from ..tokenizer.message_form import TemplateForm
 from ..tokenizer.renderer import MOST_BUSY
+from ..util.messages import utf8
 from .answers.answer import Answering
 from .answers.constraints import ChatConstraints, limited, schemas
 from .answers.merge import cancel_all
@@ -78,7 +79,7 @@ class ModelService:
     @property
     def model_name(self) -> str:
         """The model as answers name it."""
-        return (*self.settings.aliases, self.model.file.path.stem)[0]
+        return (*self.settings.aliases, utf8(self.model.file.path.stem))[0]
 
     def sampling_defaults(self) -> SamplingParams:
         """The parameters of requests that give none."""

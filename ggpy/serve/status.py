@@ -9,6 +9,7 @@ from typing import Any
 
 from ..bench.limits import n_weights
 from ..runtime.sequence import Sequence
+from ..util.messages import utf8
 from ..util.paths import version
 from .api.generation_settings import sampling_of, settings_of
 from .events import AnswerOptions
@@ -86,7 +87,7 @@ def props(service: ModelService, settings: ServerSettings) -> dict[str, Any]:
         },
         "total_slots": service.engine.n_seq,
         "model_alias": service.model_name,
-        "model_path": service.model.file.path.name,
+        "model_path": utf8(service.model.file.path.name),
         "modalities": {"vision": False, "audio": False, "video": False},
         "endpoint_slots": settings.slots,
         "endpoint_props": False,

@@ -26,6 +26,11 @@ def escaped(text: object, limit: int = 200) -> str:
     return "".join(c if c.isprintable() else _escape(c) for c in cut(str(text), limit))
 
 
+def utf8(text: str) -> str:
+    """A file's name, or a word of the command line, with U+FFFD for bytes that are no UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def one_line(text: str, limit: int = LONGEST) -> str:
     """A message on one line; of a long one, the beginning and the end."""
     return escaped(" ".join(_ends(text, limit).split()), 2 * limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -116,3 +117,15 @@ def test_a_library_works_after_it_was_dropped():
     host.drop_libraries("_multiarray_umath")
     assert resident() < before - 500
     np.testing.assert_array_equal(np.sort(np.exp(x) @ x, axis=0), expected)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other names, or no /proc")
+def test_a_mapped_file_may_have_any_name(tmp_path: Path) -> None:
+    """A model's, that is, and the name of a file may be no UTF-8."""
+    for name in (b"\xff.gguf", "\u00fc\u2028".encode()):
+        path = os.path.join(os.fsencode(tmp_path), name)
+        with open(path, "wb") as file:
+            file.write(b"x" * mmap.PAGESIZE)
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+            assert host._mapped_libraries(os.fsdecode(name)) == [Path(os.fsdecode(path))]
+            host.drop_libraries("no such library")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,14 @@ def test_files_are_read(folder: Path) -> None:
     assert Folder(folder).name == "model"
     with pytest.raises(ConvertError, match=r"has no other\.json"):
         Folder(folder).required("other.json")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are UTF-8 elsewhere")
+def test_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
+    """Its name becomes general.name, which is UTF-8."""
+    path = tmp_path / os.fsdecode(b"a\xff")
+    path.mkdir()
+    assert Folder(path).name == "a\ufffd"
 
 
 @pytest.mark.parametrize("name", NAMES)

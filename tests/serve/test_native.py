@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from running_server import RunningServer, running
 import ggpy
 from ggpy.sampling import SAMPLERS
 from ggpy.serve.fields import Fields
+from ggpy.util import paths
 
 
 def library_text(prompt: str, n: int) -> str:
@@ -249,6 +252,15 @@ def test_a_model_may_have_several_names() -> None:
         (model,) = found.client.get("/v1/models").json()["data"]
         assert (model["id"], model["aliases"], model["tags"]) == ("one", ["one", "two"], ["a", "b"])
         assert found.client.get("/v1/models/two").json() == model
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are UTF-8 elsewhere")
+def test_the_name_of_a_model_is_utf8(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"a\xff.gguf")
+    path.write_bytes((paths.data_dir("models") / "tiny" / "llama.gguf").read_bytes())
+    with running(path=path) as found:
+        assert found.client.get("/v1/models").json()["data"][0]["id"] == "a\ufffd"
+        assert found.client.get("/props").json()["model_path"] == "a\ufffd.gguf"
 
 
 def test_props_say_what_the_template_can() -> None:
