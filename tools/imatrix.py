@@ -36,8 +36,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    from ggpy.util.output_file import lines_aside
+
     check(options)
-    save(make(options), options)
+    with lines_aside(Path(options.output)):
+        save(make(options), options)
     return 0
 
 
@@ -79,7 +82,7 @@ def make(options: argparse.Namespace) -> ImportanceMatrix:
     """What is read, and what is collected, together."""
     from ggpy.quantization.importance import ImportanceMatrix, read
 
-    found = ImportanceMatrix(chunk_size=options.ctx_size)
+    found = ImportanceMatrix(chunk_size=options.ctx_size if options.file else 0)
     for path in options.in_file:
         say(f"loading imatrix from '{path}'")
         found.add(read(path, options.ctx_size))

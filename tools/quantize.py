@@ -201,11 +201,12 @@ def importance(options: argparse.Namespace) -> tuple[ImportanceMatrix, dict[str,
 
 def run(options: argparse.Namespace) -> int:
     from ggpy.gguf import File
+    from ggpy.util.output_file import lines_aside
 
     read_words(options)
     start = time.monotonic()
-    found = importance(options)
-    with File(options.source) as file:
+    with lines_aside(options.target), File(options.source) as file:
+        found = importance(options)
         mix = None if options.mix == "COPY" else make_mix(file, options, bool(found))
         plan = make_plan(file, mix, options, found)
         unused = mix.unused(list(file.tensors)) if mix else []
@@ -219,8 +220,8 @@ def run(options: argparse.Namespace) -> int:
         else:
             write(plan, file, options)
         sizes(plan, mix)
-    if not options.dry_run:
-        say(f"total time = {1000 * (time.monotonic() - start):10.2f} ms")
+        if not options.dry_run:
+            say(f"total time = {1000 * (time.monotonic() - start):10.2f} ms")
     return 0
 
 

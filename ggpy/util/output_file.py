@@ -18,10 +18,11 @@ import os
 import re
 import secrets
 import stat
+import sys
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from errno import EBUSY, EISDIR
 from hashlib import sha256
 from pathlib import Path
@@ -129,6 +130,23 @@ def is_stream(path: Path) -> bool:
     # /dev/stdout is a link into /proc, perhaps to a file that a shell opened.
     is_device = folder == Path("/dev") or folder.is_relative_to("/proc")
     return is_device or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+@contextmanager
+def lines_aside(path: Path) -> Iterator[None]:
+    """Inside, printed lines go to stderr if `path` is stdout: they are no part of the file."""
+    with redirect_stdout(sys.stderr) if _is_stdout(path) else nullcontext():
+        yield
+
+
+def _is_stdout(path: Path) -> bool:
+    """Whether `path` is what stdout leads to, as /dev/stdout, and can hold a file."""
+    try:
+        found = path.stat()
+        is_same = os.path.samestat(found, os.fstat(1))
+    except OSError:
+        return False
+    return is_same and is_stream(path) and not stat.S_ISCHR(found.st_mode)
 
 
 def _stem(path: Path) -> str:

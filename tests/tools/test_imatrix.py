@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +43,39 @@ def test_the_older_format_and_joining(program, tmp_path) -> None:
     assert (found.n_chunks, found.datasets) == (8, ["text.txt"])
     for name, values in read(golden).weights().items():
         np.testing.assert_allclose(found.weights()[name], values, rtol=1e-6)
+
+
+def test_joining_keeps_the_tokens_of_a_chunk(program, tmp_path, capsys) -> None:
+    golden, out = GOLDEN / "llama.imatrix", tmp_path / "both.gguf"
+    words = ["--in-file", golden, "--in-file", golden, "-o", out]  # without -c
+    assert program.main(list(map(str, words))) == 0
+    found, one = read(out), read(golden)
+    assert (found.n_chunks, found.chunk_size) == (2 * one.n_chunks, one.chunk_size)
+    assert f"of {2 * one.n_chunks} chunks" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc")
+@pytest.mark.parametrize("where", ["pipe", "file"])
+def test_a_matrix_on_stdout_is_nothing_else(where: str, tiny_path, tmp_path) -> None:
+    words = [str(tiny_path("llama")), "-f", str(TEXT), "-o", "/dev/stdout", *QUICK]
+    command = [sys.executable, "-m", "ggpy", "imatrix", *words]
+    out = tmp_path / "out.gguf"
+    with out.open("wb") as stream:
+        target = stream if where == "file" else subprocess.PIPE
+        done = subprocess.run(command, stdout=target, stderr=subprocess.PIPE, check=True)
+    if where == "pipe":
+        out.write_bytes(done.stdout)
+    assert read(out).n_chunks == 4
+    assert b"Final estimate" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are UTF-8 elsewhere")
+def test_the_name_of_a_text_may_be_no_utf8(program, tiny_path, tmp_path) -> None:
+    text = tmp_path / os.fsdecode(b"a\xff.txt")
+    text.write_bytes(Path(TEXT).read_bytes())
+    words = [tiny_path("llama"), "-f", text, "-o", tmp_path / "out.gguf", *QUICK]
+    assert program.main(list(map(str, words))) == 0
+    assert read(tmp_path / "out.gguf").datasets == [str(tmp_path / "a\ufffd.txt")]
 
 
 def test_collecting_goes_on_from_a_file(program, tiny_path, tmp_path) -> None:

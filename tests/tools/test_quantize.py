@@ -375,3 +375,16 @@ def test_smoothing_that_is_refused(refused, folder: Path, tiny_path) -> None:
     assert "No such file" in refused(f"{words.replace('text', 'no')} {path} out.gguf w8a8")
     wrong = words.replace("0.5", "2")
     assert "give one between 0" in refused(f"{wrong} {path} out.gguf w8a8")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc")
+def test_a_model_on_stdout_is_nothing_else(run, folder: Path) -> None:
+    run("weights.gguf out.gguf q8_0 1")
+    words = ["quantize", "weights.gguf", "/dev/stdout", "q8_0", "1"]
+    done = subprocess.run([sys.executable, "-m", "ggpy", *words], capture_output=True, check=True)
+    assert done.stdout == (folder / "out.gguf").read_bytes()
+    assert b"total time" in done.stderr
+
+
+def test_the_name_of_a_matrix_may_be_no_utf8(program: ModuleType) -> None:
+    assert program.short("a\udcff") == "a\ufffd"
