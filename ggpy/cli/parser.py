@@ -23,6 +23,7 @@ MODEL = f"a .gguf file, or a known model: {known_names()}"  # what MODEL means i
 
 _NO_NUMBER = re.compile(r"invalid (int|float) value: (.*)")  # argparse's words
 NUMBERS = {"int": "a whole number", "float": "a number"}  # by the name of an option's type
+_NO_OPTION = re.compile(r"-(?!-?\w|$)")  # begins a word that is not like the name of an option
 _UNKNOWN = "unrecognized arguments: "
 
 
@@ -45,6 +46,23 @@ class Parser(argparse.ArgumentParser):
         hint = self._hint(unknown[0]) if unknown else ""
         print(f"{self.prog}: error: {told} ({hint}see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(REFUSED)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, but a value may begin with a dash where no option does, as in `-r ---`."""
+        words: list[str] = []
+        for word in sys.argv[1:] if args is None else args:
+            option = self._option_string_actions.get(words[-1]) if words else None
+            if option is not None and option.nargs is None and _NO_OPTION.match(word):
+                words[-1] += f"={word}"
+            else:
+                words.append(word)
+        return super().parse_known_args(words, namespace)
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """As argparse's, which before Python 3.13 loses the value of `-r=--`."""
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            return self._get_value(action, "--")
+        return super()._get_values(action, arg_strings)
 
     def print_help(self, file: Any = None) -> None:
         """Print the help; SystemExit 2 with one line where stdout takes nothing."""

@@ -102,3 +102,25 @@ def test_a_wrong_option_is_told_with_what_may_be_meant(
     with pytest.raises(SystemExit):
         options.parse(words)
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["---", "--", "---\ntitle: x", "- a", "-*-", "-5", "-"])
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_value_may_begin_with_dashes(value: str, joined: bool) -> None:
+    """As in llama.cpp: `-p` takes a text that begins with a line of dashes."""
+    parser = Parser("run", "Run.")
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("-p", "--prompt")
+    words = [f"-p={value}"] if joined else ["-p", value]
+    for parse in (parser.parse_args, parser.parse_intermixed_args):
+        found = parse([*words, "m.gguf"])
+        assert (found.prompt, found.model) == (value, "m.gguf")
+
+
+def test_an_option_is_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser("run", "Run.")
+    parser.add_argument("-p")
+    parser.add_argument("-n")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["-p", "-n", "5"])
+    assert "argument -p: expected one argument" in capsys.readouterr().err
