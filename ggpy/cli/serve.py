@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from codecs import BOM_UTF8
 from errno import ENOENT
 from importlib.util import find_spec
 from pathlib import Path
@@ -205,6 +206,7 @@ def api_keys(options: argparse.Namespace) -> tuple[str, ...]:
         raise ValueError("--api-key is empty: give a key, or leave the option away to need none")
     if options.api_key_file:
         data = Path(options.api_key_file).read_bytes()
+        data = data.removeprefix(BOM_UTF8)  # of an editor on Windows
         lines = prompts.decode(data, options.api_key_file).splitlines()
         found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not found:

@@ -186,6 +186,8 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
     path.write_text("# mine\nalpha\n\n  beta \n")
     found = settings(["m.gguf", "--api-key-file", str(path), "--api-key", "gamma,delta"])
     assert found.api_keys == ("gamma", "delta", "alpha", "beta")
+    path.write_bytes(b"\xef\xbb\xbfalpha\r\nbeta\r\n")  # of an editor on Windows
+    assert settings(["m.gguf", "--api-key-file", str(path)]).api_keys == ("alpha", "beta")
     path.write_text("# none\n")
     with pytest.raises(ValueError, match="no keys"):
         settings(["m.gguf", "--api-key-file", str(path)])
