@@ -179,7 +179,7 @@ def saved(vectors: np.ndarray, path: str, lines: list[str] | None) -> int:
     else:
         np.save(content, vectors)
     write_whole(Path(path), content.getvalue())
-    say(f"{path}: float32 {list(vectors.shape)}")
+    say(f"{path}: {'text of' if lines else 'float32'} {list(vectors.shape)}")
     return 0
 
 
