@@ -46,6 +46,9 @@ def ended(
     written". is_bug: which errors are printed with their traceback. program: the beginning of a
     message, as "ggpy show".
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started the program, as with `>&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without ± and Δ
     sys.excepthook = _bug

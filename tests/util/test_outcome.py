@@ -83,3 +83,19 @@ def test_a_terminal_without_a_character() -> None:
         check=True,
     )
     assert result.stdout == "\\xb1\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell that closes streams")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_may_be_closed(closed: str, tmp_path: Path) -> None:
+    """What would be printed is lost, and what is written is not."""
+    out = tmp_path / "status"
+    code = (
+        "import sys; from ggpy.util.outcome import ended, tell\n"
+        "def work(): tell('a'); print('b'); print('c', file=sys.stderr); return 0\n"
+        f"open({str(out)!r}, 'w').write(str(ended(work)))"
+    )
+    command = ["sh", "-c", f'"$0" -c "$1" {closed}', sys.executable, code]
+    done = subprocess.run(command, cwd=paths.data_dir("tools").parent, capture_output=True)
+    assert (done.returncode, out.read_text()) == (0, "0")
+    assert b"Traceback" not in done.stderr
