@@ -82,6 +82,15 @@ def test_a_file_for_numpy(run, vectors, tmp_path, tiny_path):
     assert np.load(out).shape == (n, vectors.shape[1])
 
 
+@pytest.mark.parametrize(
+    ("words", "kind"), [((), "float32"), (("--embd-output-format", "raw"), "text")]
+)
+def test_what_a_file_holds_is_said(program, tiny_path, tmp_path, capsys, words, kind):
+    out = str(tmp_path / "out")
+    assert program.main([*CPU, str(tiny_path("llama")), *words, "-o", out, "a"]) == 0
+    assert f"{out}: {kind} " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("norm", "size"), [(-1, None), (0, 32760), (1, 1), (2, 1)])
 def test_norms(run, vectors, norm, size):
     x = np.array(json.loads(run("--embd-output-format", "array", "--embd-normalize", norm, *TEXTS)))
