@@ -36,6 +36,7 @@ class Trial:
         self.seconds = seconds
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
         atexit.register(self.close)
 
     def check(self, lark: str) -> None:
@@ -48,11 +49,13 @@ class Trial:
     def close(self) -> None:
         """End the process, if there is one."""
         child, self._child = self._child, None
-        if child is not None:
+        if child is not None and self._owner == os.getpid():
             child.kill()
             child.communicate()
 
     def _ask(self, request: str) -> str:
+        if self._owner != os.getpid():  # a fork: the process is that of its parent
+            self._child, self._owner = None, os.getpid()
         if self._child is None or self._child.poll() is not None:
             self.close()
             self._child = _start()
@@ -67,6 +70,9 @@ class Trial:
             answer = child.stdout.readline()
         except OSError:
             answer = b""
+        except BaseException:  # an interrupt: the next grammar must not get the answer to this one
+            self.close()
+            raise
         finally:
             timer.cancel()
         if answer:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
+import signal
 import threading
 import time
 from itertools import count
@@ -275,6 +277,48 @@ def test_the_process_for_trials_is_started_again(impatient, tokenizer):
     assert impatient._child is not before
     impatient.close()
     assert impatient._child is None
+
+
+def test_an_answer_that_is_not_read_is_not_that_to_the_next_grammar(impatient):
+    class Interrupted:
+        def __init__(self, pipe):
+            self.pipe = pipe
+
+        def __getattr__(self, name):
+            return getattr(self.pipe, name)
+
+        def readline(self):
+            raise KeyboardInterrupt
+
+    impatient.check('start: "a"')
+    child = impatient._child
+    pipe, child.stdout = child.stdout, Interrupted(child.stdout)
+    with pytest.raises(KeyboardInterrupt):
+        impatient.check("start: nothing")
+    child.stdout = pipe
+    impatient.check('start: "a"')
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_fork_has_a_process_for_trials_of_its_own(impatient):
+    impatient.check('start: "a"')
+    before = impatient._child
+    if not (child := os.fork()):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(30)
+        status = 1
+        try:
+            impatient.close()  # as at its end
+            impatient._child = before
+            impatient.check('start: "b"')
+            status = int(impatient._child is before)
+            impatient.close()
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    impatient.check('start: "c"')
+    assert impatient._child is before
 
 
 def test_without_the_library_it_is_told_what_to_install(tokenizer, monkeypatch):
