@@ -80,8 +80,12 @@ class Chat:
                 self.handle(reader.read())
             except KeyboardInterrupt:
                 self.remark("(/exit or Ctrl-D ends the chat)")
-            except EOFError:
+            except EOFError as end:
+                if end.args:
+                    self.refuse(str(end))
                 break
+            except BrokenPipeError:  # nobody reads the answers
+                raise
             except (ValueError, OSError) as error:
                 self.refuse(one_line(error))
         return self.figures

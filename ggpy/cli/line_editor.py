@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..util.outcome import Stopped
+from ..util.outcome import Stopped, one_line
 from ..util.output_file import OutputFile
 from ..util.paths import cache_dir, make_cache_dir
 from .prompts import decode
@@ -34,8 +34,8 @@ class Reader(Protocol):
     """Where messages come from."""
 
     def read(self) -> str:
-        """A message of one line or several; EOFError at the end, KeyboardInterrupt on Ctrl-C,
-        ValueError where it is not UTF-8.
+        """A message of one line or several; EOFError at the end, with the reason if nothing can be
+        read any more, KeyboardInterrupt on Ctrl-C, ValueError where it is not UTF-8.
         """
 
 
@@ -64,7 +64,10 @@ class Lines:
         """A line; the prompt is for a terminal, and never goes into the file that stdout may be."""
         if sys.stdin.isatty():
             print(prompt, end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
+        try:
+            line = sys.stdin.readline()
+        except OSError as error:  # a terminal that is gone, or that another program reads
+            raise EOFError(one_line(error)) from None
         if not line:
             if sys.stdin.isatty():
                 print(file=sys.stderr)  # ends the line of the prompt

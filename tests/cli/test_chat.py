@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pytest
 
 from ggpy.cli import run
-from ggpy.cli.line_editor import Editor
+from ggpy.cli.line_editor import Editor, Lines
 from ggpy.util import paths
 from ggpy.util.outcome import Stopped
 
@@ -77,6 +77,37 @@ def test_the_first_answer_is_that_of_a_single_prompt(
     alone = capsys.readouterr().out
     assert talk(b"hello\n").out == alone
     assert talk(b"", "-p", "hello").out == alone
+
+
+def test_a_chat_ends_where_nothing_can_be_read(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the terminal is gone: it would be so again and again."""
+
+    def read(lines: Lines) -> str:
+        raise EOFError("Input/output error")
+
+    monkeypatch.setattr(Lines, "read", read)
+    assert errors(talk(b"hello\n")) == ["Input/output error"]
+
+
+@posix
+def test_a_chat_ends_where_nobody_reads_the_answers() -> None:
+    """However many questions come."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ggpy.run", *MODEL, *GREEDY, "-cnv", "-n", "2"],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=writing, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    os.close(writing)
+    try:
+        assert process.stdin and process.stderr
+        process.stdin.write(b"hello\n")  # and more may come: it is open
+        process.stdin.flush()
+        assert process.wait(timeout=60) == 0
+        assert b"Broken pipe" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_backslash_goes_on_in_the_next_line(talk: Talk) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -128,6 +129,19 @@ def test_lines_of_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     with pytest.raises(EOFError):
         reader.read()
     assert capsys.readouterr() == ("", "")  # prompts are for terminals
+
+
+def test_a_reason_is_told_where_nothing_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            raise OSError(errno.EIO, "the terminal is gone")
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Gone())))
+    with pytest.raises(EOFError, match="the terminal is gone"):
+        open_reader([]).read()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals")
