@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault(
     "OPENBLAS_NUM_THREADS", "1"
@@ -18,6 +19,10 @@ os.environ.setdefault(
 # Thousands of collected tests are objects that stay; to look through them again and again takes a
 # third of the time of collecting them.
 gc.set_threshold(100_000, 20, 20)
+
+# Its limits of time are of the clock: on a busy machine, tests would fail that find nothing.
+settings.register_profile("ggpy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ggpy")
 
 # What a shell without job control starts in the background ignores Ctrl-C, and so do its children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
