@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-sys.path.insert(0, str(FOLDER.parent))
+sys.path.insert(0, str(FOLDER.parent / "support"))
 
 from oracle import Oracle, in_float32, xllamacpp  # noqa: E402
 

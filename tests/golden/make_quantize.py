@@ -18,7 +18,8 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent.parent)]
+SUPPORT = FOLDER.parent / "support"
+sys.path[:0] = [str(SUPPORT), str(SUPPORT / "kernels"), str(FOLDER.parent.parent)]
 
 from oracle import in_float32  # noqa: E402
 from quantize_cases import (  # noqa: E402

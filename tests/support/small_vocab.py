@@ -67,7 +67,7 @@ _BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def _shuffled(items: set[Any]) -> list[Any]:
-    return sorted(items, key=lambda item: (crc32(repr(item).encode()), item))
+    return sorted(items, key=lambda item: (crc32(ascii(item).encode()), item))
 
 
 def alphabet() -> list[str]:

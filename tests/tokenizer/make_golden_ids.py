@@ -18,7 +18,7 @@ from typing import Any
 import gguf
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
+sys.path[:0] = [str(HERE.parent / "support"), str(HERE.parent.parent)]
 
 import small_vocab  # noqa: E402
 
