@@ -157,10 +157,16 @@ async def until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
     to whoever counts errors.
     """
     task = asyncio.ensure_future(work)
+    gone = False
+
+    def leave() -> None:
+        nonlocal gone
+        gone = True
+        task.cancel()
+
     try:
-        return await while_connected(receive, task, task.cancel)
+        return await while_connected(receive, task, leave)
     except asyncio.CancelledError:
-        asked = asyncio.current_task()
-        if asked is not None and asked.cancelling():  # the server ends
+        if not gone:  # the server ends
             raise
         raise ApiError(CLIENT_GONE, "the client has gone") from None
