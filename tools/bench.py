@@ -17,9 +17,9 @@ import argparse
 import gc
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import tee
+from itertools import product, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,9 +98,9 @@ def bench(options: argparse.Namespace, command: str) -> int:
     check_models(options.models)
     if options.profile:
         return profile(options, tests, command)
-    machine = describe(options, command)
+    machines = {n: describe(options, command, n) for n in options.threads}
     shown = [name for name, usual in USUAL if {getattr(t, name) for t in tests} != {usual}]
-    rows = write(options, results(options, tests, machine), shown)
+    rows = write(options, results(options, tests, machines), shown)
     if options.plot:
         plot.draw(rows, options.plot)
     return 1 if any(row["error"] for row in rows) else 0
@@ -143,17 +143,19 @@ def write(options: argparse.Namespace, rows: Iterator[Row], shown: Sequence[str]
     return kept
 
 
-def results(options: argparse.Namespace, tests: Sequence[Any], machine: Machine) -> Iterator[Row]:
-    """A row for each model and test."""
+def results(
+    options: argparse.Namespace, tests: Sequence[Test], machines: Mapping[int | None, Machine]
+) -> Iterator[Row]:
+    """A row for each model, number of threads and test."""
     from ggpy.bench.kernels.ceilings import Ceilings
     from ggpy.bench.runs import Bench, run_model
     from ggpy.bench.table import row_of
 
-    ceilings = Ceilings(machine.bandwidth, machine.matrix_rate, machine.gpu)
-    for synthetic, name in options.models:
+    for (synthetic, name), (n_threads, machine) in product(options.models, machines.items()):
+        ceilings = Ceilings(machine.bandwidth, machine.matrix_rate, machine.gpu)
         case = Bench(
             open=partial(open_model, synthetic, name),
-            ops=partial(open_ops, options),
+            ops=partial(open_ops, options, n_threads),
             name=name,
             repetitions=options.repetitions,
             warm=not options.no_warmup,
@@ -174,10 +176,10 @@ def profile(options: argparse.Namespace, tests: Sequence[Test], command: str) ->
         raise ValueError("--profile is of steps that generate: give -n 1 or more")
     if options.output not in ("md", "json"):
         raise ValueError(f"-o {options.output}: a profile is printed as md or json")
-    ops: Any = open_ops(options)
+    ops: Any = open_ops(options, options.threads[0])
     if getattr(ops, "device", None) is None:
         raise ValueError(f"--profile is of a GPU's kernels, and there is none: {ops.reason}")
-    machine = describe(options, command)
+    machine = describe(options, command, options.threads[0])
     facts = {
         "kind": KIND, "gpu": machine.gpu, "driver": machine.driver, "build": machine.commit,
         "command": command, "time": machine.time(),
@@ -228,23 +230,23 @@ def open_model(synthetic: bool, name: str) -> Any:
     return File(hub.resolve(name))
 
 
-def open_ops(options: argparse.Namespace) -> Ops:
+def open_ops(options: argparse.Namespace, n_threads: int | None) -> Ops:
     """The ops of --device; ValueError."""
     from ggpy.backends import choose
 
-    return choose(options.device, options.threads, say, gemm=options.gemm)
+    return choose(options.device, n_threads, say, gemm=options.gemm)
 
 
 # The machine
 
 
-def describe(options: argparse.Namespace, command: str) -> Machine:
+def describe(options: argparse.Namespace, command: str, n_threads: int | None) -> Machine:
     """What all rows say about the machine, its ceilings among it; ValueError for --device."""
     from ggpy.bench.kernels.ceilings import Ceilings, ceilings_of
     from ggpy.bench.machine import commit, cpu_name, now
     from ggpy.bench.table import Machine
 
-    ops = open_ops(options)
+    ops = open_ops(options, n_threads)
     gpu = getattr(getattr(ops, "device", None), "gpu", None)
     if options.progress:
         say("measuring the ceilings")
@@ -258,7 +260,7 @@ def describe(options: argparse.Namespace, command: str) -> Machine:
         cpu=cpu_name(),
         gpu=gpu.name if gpu else "",
         driver=gpu.driver if gpu else "",
-        n_threads=getattr(ops, "n_threads", None) or options.threads or 1,
+        n_threads=getattr(ops, "n_threads", None) or n_threads or 1,
         ordinal=gpu.ordinal if gpu else 0,
         commit=commit(),
         command=command,

@@ -49,6 +49,14 @@ def test_types_of_keys_and_values(program: ModuleType, capsys: pytest.CaptureFix
     assert "| type_k |" in table and "type_v" not in table and "|   q8_0 |" in table
 
 
+def test_numbers_of_threads(program: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*QUICK, "--synthetic", "tiny:Q8_0,tiny:F16", "-t", "1-2", "-o", "json"]
+    assert program.main(words) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["n_threads"] for row in rows] == [1, 1, 2, 2] * 2
+    assert [row["model_type"].split()[-1] for row in rows] == ["Q8_0"] * 4 + ["F16"] * 4
+
+
 def test_markdown_says_what_failed_and_goes_on(
     program: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,7 +127,9 @@ def test_a_profile(
     """On a device whose kernels take 10 us each."""
     ceilings = Ceilings(1e12, 1e14, "A GPU")
     monkeypatch.setattr("ggpy.bench.kernels.ceilings.ceilings_of", lambda ops, fresh: ceilings)
-    monkeypatch.setattr(program, "open_ops", lambda options: Cuda(TimedDevice(lambda name: 10.0)))
+    monkeypatch.setattr(
+        program, "open_ops", lambda options, n_threads: Cuda(TimedDevice(lambda name: 10.0))
+    )
     words = ["--synthetic", "tiny:Q8_0", "-m", "none.gguf", "-n", "3", "--batch", "1,2"]
     assert program.main([*words, "--profile", "-o", "json"]) == 1, "one of the models is not there"
     captured = capsys.readouterr()

@@ -14,7 +14,7 @@ from ...bench.workload import Test
 from ...cache_types import AUTO, CACHE_TYPES
 from .. import llama_cpp, simulated
 from ..options import ALL_LAYERS, CPU_MOE, GEMM, N_CPU_MOE
-from ..parser import MODEL, Parser, add_threads, positive
+from ..parser import MODEL, THREADS, Parser, number_or_auto, positive
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
 DEFAULT_PROMPT, DEFAULT_GEN = 512, 128
@@ -65,7 +65,9 @@ def _add_models(p: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default="auto", help="auto, cpu, numpy, cuda or cuda:N (auto)")
     simulated.add_option(group)
     group.add_argument("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
-    add_threads(group)
+    group.add_argument(
+        "-t", "--threads", type=thread_counts, default=[None], metavar="N", help=THREADS
+    )
 
 
 def _add_tests(p: argparse.ArgumentParser) -> None:
@@ -142,6 +144,16 @@ def numbers(text: str) -> list[int]:
         first = int(match[1])
         found += _range(first, int(match[2] or first), match[3] or "+", int(match[4] or 1))
     return found
+
+
+def thread_counts(text: str) -> list[int | None]:
+    """Numbers of threads, None for the program's own choice; ArgumentTypeError."""
+    if text == "-1":
+        return [None]
+    try:
+        return [number_or_auto(str(n)) for n in numbers(text)]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _range(first: int, last: int, operator: str, step: int) -> Iterator[int]:
