@@ -62,7 +62,9 @@ def check(options: argparse.Namespace) -> None:
     """ValueError for options that do not go together."""
     options.model = options.model_option or options.model
     if not options.file and not options.in_file:
-        raise ValueError("no text: name a file with -f FILE, or matrices to combine with --in-file")
+        raise ValueError(
+            "no text: name a file with -f FILE (- is stdin), or matrices to combine with --in-file"
+        )
     if options.file and not options.model:
         raise ValueError("no model: name one with -m MODEL")
     if options.chunks == 0 or options.chunks < -1:

@@ -76,7 +76,7 @@ def check(options: argparse.Namespace) -> None:
             "FILE, and leave --types away"
         )
     if not options.file and not options.kl_divergence:
-        raise ValueError("no text: name a file with -f FILE")
+        raise ValueError("no text: name a file with -f FILE (- is stdin)")
     if options.plot:
         from ggpy.bench import plot
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from ..formats import Format, by_name
+from ..formats import Format, all_formats, by_name
 from ..gguf.names import layer_of
 from ..util.messages import escaped, shown
 from .names import ALIASES, TABLE
@@ -74,7 +74,9 @@ def find_mix(name: str) -> str:
         wanted = numbers.get(wanted, wanted)
     wanted = ALIASES.get(wanted, wanted)
     if wanted not in TABLE:
-        raise ValueError(f"unknown type {shown(name)}: there are {', '.join((*TABLE, *ALIASES))}")
+        is_read = wanted in (format.name.upper() for format in all_formats())
+        problem = "cannot quantise to" if is_read else "unknown type"
+        raise ValueError(f"{problem} {shown(name)}: there are {', '.join((*TABLE, *ALIASES))}")
     return wanted
 
 

@@ -250,6 +250,7 @@ def test_a_pattern_that_no_tensor_has_is_told(run) -> None:
         ("weights.gguf", "needed: ggpy quantize [options] MODEL [OUT] TYPE [THREADS]"),
         ("weights.gguf out.gguf", "no type follows the output out.gguf: ggpy quantize [options]"),
         ("weights.gguf q4_x", "unknown type 'q4_x': there are F32, F16"),
+        ("weights.gguf iq2_xxs", "cannot quantise to 'iq2_xxs': there are F32, F16"),
         ("weights.gguf out.gguf q4_x", "unknown type 'q4_x': there are F32, F16"),
         ("weights.gguf out.gguf q4_0 many", "'many': what follows the type is a number of threads"),
         ("weights.gguf out.gguf q4_0 1 2", "'1 2': what follows the type is a number of threads"),
