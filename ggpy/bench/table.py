@@ -283,11 +283,13 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
     for name in dict.fromkeys(row["model_filename"] for row in rows):
         yield from _model_notes([row for row in rows if row["model_filename"] == name])
     first = rows[0]
-    if first["bandwidth"]:
+    by_threads = {row["n_threads"]: row for row in rows if row["bandwidth"]}
+    for n_threads, row in by_threads.items():
+        threads = f" with {n_threads} threads" if len(by_threads) > 1 else ""
         yield (
-            f"limit: {rate(first['bandwidth'], 'B/s')} read, "
-            f"{rate(first['matrix_rate'], 'FLOP/s')}, "
-            f"measured on {first['gpu_info'] or first['cpu_info']}"
+            f"limit: {rate(row['bandwidth'], 'B/s')} read, "
+            f"{rate(row['matrix_rate'], 'FLOP/s')}, "
+            f"measured on {row['gpu_info'] or row['cpu_info']}{threads}"
         )
     if first["gpu_info"] and any((row["percent_of_limit"] or 0) > ABOVE for row in rows):
         yield ABOVE_NOTE

@@ -55,6 +55,9 @@ def test_numbers_of_threads(program: ModuleType, capsys: pytest.CaptureFixture[s
     rows = json.loads(capsys.readouterr().out)
     assert [row["n_threads"] for row in rows] == [1, 1, 2, 2] * 2
     assert [row["model_type"].split()[-1] for row in rows] == ["Q8_0"] * 4 + ["F16"] * 4
+    assert program.main([*words[:-1], "md"]) == 0
+    limits = [x for x in capsys.readouterr().out.splitlines() if x.startswith("limit: ")]
+    assert [line[-15:] for line in limits] == [" with 1 threads", " with 2 threads"]
 
 
 def test_markdown_says_what_failed_and_goes_on(
