@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import sys
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,11 +62,10 @@ def measure(options: argparse.Namespace) -> int:
     tests = checked(options)
     if not xllamacpp.is_installed():
         raise ValueError(xllamacpp.MISSING)
-    n_threads = options.threads or usable_cores()
     rows: list[dict[str, Any]] = []
-    for _, name in options.models:
+    for (_, name), n_threads in product(options.models, options.threads):
         path = Path(os.fspath(hub.resolve(name)))
-        found = xllamacpp.run(path, tests, options.repetitions, n_threads)
+        found = xllamacpp.run(path, tests, options.repetitions, n_threads or usable_cores())
         rows += ({**row, "cpu_info": cpu_name(), "test_time": now()} for row in found)
     print(json.dumps(rows, indent=1))
     return 0

@@ -78,6 +78,8 @@ def test_tests_are_run_as_llama_bench_runs_them(
     assert calls.steps == [n for steps in once for _ in range(3) for n in steps]
     assert calls.sizes[0] >= 5 + 3 and calls.sizes[1:] == [16, 8]
     assert calls.freed == ["context", "threads", "model"] * 4
+    assert program.main(["-m", path, "-p", "0", "-n", "1", "-r", "1", "-t", "1,2"]) == 0
+    assert [row["n_threads"] for row in json.loads(capsys.readouterr().out)] == [1, 2]
     for row in rows:
         assert len(row["samples_ns"]) == len(row["samples_ts"]) == 2
         n = row["n_prompt"] + row["n_gen"]
