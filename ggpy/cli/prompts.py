@@ -10,11 +10,14 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
     from ..tokenizer.conversation import Conversation
+
+
+MAX_PROMPT = 1 << 26  # bytes of a prompt, more than any context holds
 
 
 class PromptError(ValueError):
@@ -49,14 +52,23 @@ def read_prompt(source: PromptSource) -> str | None:
     if source.text is not None:
         return source.text
     if source.file is not None and source.file != "-":
-        text = decode(Path(source.file).read_bytes(), source.file)
+        with Path(source.file).open("rb") as file:
+            text = _limited(file, source.file)
     elif source.file == "-" or not (source.chat or sys.stdin.isatty()):
-        text = decode(sys.stdin.buffer.read(), "stdin")
+        text = _limited(sys.stdin.buffer, "stdin")
         if not text:
             raise PromptError("stdin is empty: give a prompt there, or with -p or -f")
     else:
         return None
     return text.removesuffix("\n")
+
+
+def _limited(file: BinaryIO, name: str) -> str:
+    """The text of a file, which may never end (`yes | ggpy run`)."""
+    data = file.read(MAX_PROMPT + 1)
+    if len(data) > MAX_PROMPT:
+        raise PromptError(f"{name} has over {MAX_PROMPT >> 20} MiB, more than any context holds")
+    return decode(data, name)
 
 
 def argument_or_file(text: str | None, flag: str, file: str | None) -> str | None:

@@ -289,6 +289,15 @@ def check_refusal(result: Result, *words: str) -> None:
     assert all(word in last for word in words), last
 
 
+def test_a_prompt_without_end_is_refused(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("ggpy.cli.prompts.MAX_PROMPT", 1 << 20)
+    (tmp_path / "x.txt").write_bytes(bytes((1 << 20) + 1))
+    for words, stdin in (([], b"x" * 2000000), (["-f", str(tmp_path / "x.txt")], b"")):
+        check_refusal(cli(LLAMA, *words, stdin=stdin), "has over 1 MiB, more than any context")
+
+
 def test_invalid_utf8_on_stdin_is_refused(cli: Cli) -> None:
     check_refusal(cli(*RAW, stdin=b"hello \xff"), "stdin is not UTF-8: byte 0xff at offset 6")
 
