@@ -21,7 +21,9 @@ os.environ.setdefault(
 gc.set_threshold(100_000, 20, 20)
 
 # Its limits of time are of the clock: on a busy machine, tests would fail that find nothing.
-settings.register_profile("ggpy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "ggpy", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("ggpy")
 
 # What a shell without job control starts in the background ignores Ctrl-C, and so do its children.
