@@ -84,7 +84,7 @@ class Chat:
                 if end.args:
                     self.refuse(str(end))
                 break
-            except BrokenPipeError:  # nobody reads the answers
+            except BrokenPipeError:  # the reader of stdout has ended
                 raise
             except (ValueError, OSError) as error:
                 self.refuse(one_line(error))

@@ -109,9 +109,10 @@ def add_hub(group: Any) -> None:
     group.add_argument("-hff", "--hf-file", metavar="FILE", help="this file of the repository")
 
 
-def add_threads(group: Any) -> None:
-    """The option for the threads of the CPU."""
-    group.add_argument("-t", "--threads", type=number_or_auto, metavar="N", help=THREADS)
+def add_threads(group: Any, **others: Any) -> None:
+    """The option for the threads of the CPU. others: for argparse, instead of the usual `type`."""
+    given = {"type": number_or_auto, **others}
+    group.add_argument("-t", "--threads", metavar="N", help=THREADS, **given)
 
 
 def add_reasoning(group: Any) -> None:

@@ -112,9 +112,9 @@ class Workers:
 
 
 class Process:
-    """A process that quantises, at the other end of a pipe that it shares with nobody: if it dies,
-    whoever waits for it is told. (In a ProcessPoolExecutor, one that dies while it sends a result
-    leaves all others waiting for ever.)
+    """A process that quantises, and the pipe to it. No other process has an end of the pipe, so the
+    death of the process ends every wait for it. (Processes of a ProcessPoolExecutor share a pipe:
+    if one is killed while it sends a result, the executor waits for the rest of it forever.)
     """
 
     _starting = Lock()  # multiprocessing starts one process at a time
@@ -127,12 +127,8 @@ class Process:
         with self._starting, _signals_held_back():
             _start_tracker()
             self._process.start()
-        finalize(self, self._process.kill)  # also where nobody closes it
+        finalize(self, self._process.kill)  # if `close` is not called
         theirs.close()
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
 
     def requantize(self, task: object) -> U8:
         """The blocks of the task; ValueError names the row with NaN, OSError if it has died."""

@@ -103,9 +103,9 @@ class Sampler:
     latter. The state of a feedback is kept for each draw, so that draws can be repeated. `params`
     are those in effect. `history` is the prompt and every accepted token; a last one ~r is what the
     step under way samples at its row r. `mask` drops tokens before everything else, and sees every
-    accepted token but not the prompt. `tokens` is a tokenizer, whose suppressed
-    tokens are never drawn, and which some links ask for. ValueError where a biased id is not in the
-    vocabulary, or such a link has no tokenizer.
+    accepted token but not the prompt. `tokens` is a tokenizer: its suppressed tokens are never
+    drawn, and some links need it. ValueError where a biased id is not in the vocabulary, or such a
+    link has no tokenizer.
     """
 
     def __init__(

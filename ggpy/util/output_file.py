@@ -22,7 +22,13 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+    suppress,
+)
 from errno import EBUSY, EISDIR
 from hashlib import sha256
 from pathlib import Path
@@ -132,11 +138,9 @@ def is_stream(path: Path) -> bool:
     return is_device or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-@contextmanager
-def lines_aside(path: Path) -> Iterator[None]:
+def lines_aside(path: Path) -> AbstractContextManager[object]:
     """Inside, printed lines go to stderr if `path` is stdout: they are no part of the file."""
-    with redirect_stdout(sys.stderr) if _is_stdout(path) else nullcontext():
-        yield
+    return redirect_stdout(sys.stderr) if _is_stdout(path) else nullcontext()
 
 
 def _is_stdout(path: Path) -> bool:

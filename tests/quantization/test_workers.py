@@ -165,14 +165,14 @@ if __name__ == "__main__":
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 def test_a_process_that_dies_ends_the_work(name: str) -> None:
-    """At any time, also while it sends a result; its SIGTERM is for its parent to obey."""
+    """SIGKILL may come while the process sends a result. SIGTERM is blocked in the process."""
     data = np.zeros((64, 4096), np.uint8)
     tasks = [Task(data, F32, by_name("Q4_K"))] * 400
     begin = time.monotonic()
     with Workers(2) as found:
         results = found.run(tasks)
         next(results)
-        pid = found._processes[0].pid
+        pid = found._processes[0]._process.pid
         assert pid
         os.kill(pid, getattr(signal, name))
         if name == "SIGTERM":

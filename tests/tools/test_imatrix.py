@@ -91,7 +91,10 @@ def test_collecting_goes_on_from_a_file(program, tiny_path, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "no text: name a file with -f FILE (- is stdin), or matrices to combine with"),
+        (
+            [],
+            "no text: name a file with -f FILE (- is stdin), or matrices to combine with --in-file",
+        ),
         (["-f", "text"], "no model: name one with -m MODEL"),
         (["m.gguf", "-f", "text", "--chunks", "0"], "--chunks 0: give 1 or more"),
         (["m.gguf", "-f", "text", "-o", "no/such/x.gguf"], "there is no folder no/such"),

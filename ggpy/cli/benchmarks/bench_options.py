@@ -14,7 +14,7 @@ from ...bench.workload import Test
 from ...cache_types import AUTO, CACHE_TYPES
 from .. import llama_cpp, simulated
 from ..options import ALL_LAYERS, CPU_MOE, GEMM, N_CPU_MOE
-from ..parser import MODEL, THREADS, Parser, number_or_auto, positive
+from ..parser import MODEL, Parser, add_threads, positive
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
 DEFAULT_PROMPT, DEFAULT_GEN = 512, 128
@@ -65,9 +65,7 @@ def _add_models(p: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default="auto", help="auto, cpu, numpy, cuda or cuda:N (auto)")
     simulated.add_option(group)
     group.add_argument("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
-    group.add_argument(
-        "-t", "--threads", type=thread_counts, default=[None], metavar="N", help=THREADS
-    )
+    add_threads(group, type=thread_counts, default=[None])
 
 
 def _add_tests(p: argparse.ArgumentParser) -> None:
@@ -151,7 +149,7 @@ def thread_counts(text: str) -> list[int | None]:
     if text == "-1":
         return [None]
     try:
-        return [number_or_auto(str(n)) for n in numbers(text)]
+        return [n or None for n in numbers(text)]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
