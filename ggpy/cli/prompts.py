@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..tokenizer.conversation import Conversation
 
 
-MAX_PROMPT = 1 << 26  # bytes of a prompt, more than any context holds
+MAX_PROMPT = 1 << 26  # bytes of a single prompt, more than any context holds
 
 
 class PromptError(ValueError):
@@ -44,18 +44,19 @@ class ChatSettings:
     closed: Callable[[str], str] = str  # what becomes of a rendered prompt
 
 
-def read_prompt(source: PromptSource) -> str | None:
+def read_prompt(source: PromptSource, most: int | None = None) -> str | None:
     """The text of the command line, of a file, or of piped input; None asks for a chat.
 
-    A file's last newline is taken away: editors end files with one.
+    A file's last newline is taken away: editors end files with one. most: bytes of a file or of
+    stdin, which may never end (`yes | ggpy run`); PromptError for more.
     """
     if source.text is not None:
         return source.text
     if source.file is not None and source.file != "-":
         with Path(source.file).open("rb") as file:
-            text = _limited(file, source.file)
+            text = _text(file, source.file, most)
     elif source.file == "-" or not (source.chat or sys.stdin.isatty()):
-        text = _limited(sys.stdin.buffer, "stdin")
+        text = _text(sys.stdin.buffer, "stdin", most)
         if not text:
             raise PromptError("stdin is empty: give a prompt there, or with -p or -f")
     else:
@@ -63,11 +64,10 @@ def read_prompt(source: PromptSource) -> str | None:
     return text.removesuffix("\n")
 
 
-def _limited(file: BinaryIO, name: str) -> str:
-    """The text of a file, which may never end (`yes | ggpy run`)."""
-    data = file.read(MAX_PROMPT + 1)
-    if len(data) > MAX_PROMPT:
-        raise PromptError(f"{name} has over {MAX_PROMPT >> 20} MiB, more than any context holds")
+def _text(file: BinaryIO, name: str, most: int | None) -> str:
+    data = file.read() if most is None else file.read(most + 1)
+    if most is not None and len(data) > most:
+        raise PromptError(f"{name} has over {most >> 20} MiB, more than any context holds")
     return decode(data, name)
 
 

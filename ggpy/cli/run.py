@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     """Do what the options say; ValueError, OSError or MemoryError where that cannot be done."""
     if not options.hf_repo:
         hub.find(options.model)  # a wrong name is told before standard input is read
-    prompt = prompts.read_prompt(source(options))
+    prompt = prompts.read_prompt(source(options), prompts.MAX_PROMPT)
     path = hub.fetch_from_hub(options.hf_repo) if options.hf_repo else hub.resolve(options.model)
 
     from .. import arch

@@ -91,6 +91,13 @@ def test_what_a_file_holds_is_said(program, tiny_path, tmp_path, capsys, words, 
     assert f"{out}: {kind} " in capsys.readouterr().err
 
 
+def test_many_texts_may_be_longer_than_a_prompt(program, monkeypatch, tmp_path):
+    monkeypatch.setattr("ggpy.cli.prompts.MAX_PROMPT", 16)
+    (tmp_path / "x.txt").write_text("a line\n" * 9)
+    options = program.parser().parse_args(["-f", str(tmp_path / "x.txt")])
+    assert program.read_texts(options) == ["a line"] * 9
+
+
 @pytest.mark.parametrize(("norm", "size"), [(-1, None), (0, 32760), (1, 1), (2, 1)])
 def test_norms(run, vectors, norm, size):
     x = np.array(json.loads(run("--embd-output-format", "array", "--embd-normalize", norm, *TEXTS)))
