@@ -1,18 +1,20 @@
 // Grouped GEMM for few rows an expert: rows of x that are sorted by expert (sort.cu), each times the matrix of its
-// expert. A CTA makes a work tile of up to ROWS rows; each of its WARPS warps makes `rounds` tile rows, GLU: of gate and
-// of up.
+// expert. A CTA makes a work tile of up to ROWS rows; each of its WARPS warps makes `rounds` times TILES tile rows, GLU:
+// `rounds` tile rows of gate and of up. A warp multiplies TILES tile rows at once, so that a load of x serves all of
+// them.
 //
 // Reading weights bounds this GEMM only if few instructions are spent on each of them. Therefore integer codes become
 // f16 exactly and without their scale, one AND for two of them, and f32 sums of a group are multiplied by its scale;
-// formats with scales of scales multiply by the scale of a chunk once a chunk. Zero points and minimums meet the sum of
-// the group's columns of x, which the CTA computes once; integer minimums do so in an MMA.
+// formats with scales of scales multiply by the scale of a chunk once a chunk, and each lane converts a quarter of the
+// integer scales that its quad needs. Zero points and minimums meet the sum of the group's columns of x, which the CTA
+// computes once; those of formats with scales of scales do so in an MMA.
 //
 // All of x lies in shared memory. Each warp streams its own chunks through a cp.async pipeline and waits for no other
 // warp, and CTAS of them share an SM. The bits of a row do not depend on its place.
 //
 // Epilogues: STORE, f32 of one matrix, and GLU, f16 act(gate + b_gate) * (up + b_up).
 //
-// Launch: grid (work tiles at most, ceil(tile rows / (WARPS * rounds))). Tiles beyond the last one end at once.
+// Launch: grid (work tiles at most, ceil(tile rows / tile rows of a CTA)). Work tiles beyond the last one end at once.
 #include "lib/mma.cuh"
 #include "moe/expert_act.cuh"
 #include "gemm/gemm.cuh"
@@ -25,41 +27,75 @@ struct ExpertRowsArgs : GemmArgs {
     const float* bias[2];   // GLU: [n_expert, n_rows], or null
     uint64_t expert_bytes;  // from the tiles of one expert to those of the next
     int pairs_per_x;        // pairs that multiply the same row of x
-    int rounds;             // tile rows of a warp
+    int rounds;             // of a warp: STORE: TILES neighbouring tile rows; GLU: a tile row of gate and of up
 };
 
 #ifndef CTAS
 #define CTAS 3  // of an SM
 #endif
 
+#ifndef TILES
+#define TILES 1  // tile rows that a warp multiplies at once: 1 or 2
+#endif
+
 constexpr int ROWS = 8;   // of x: the columns of an MMA's B operand
 constexpr int STEP = 64;  // columns whose codes a lane holds at a time
 
-// The order in which a warp copies chunks: one tile row after the other, GLU: that of gate before the same one of up.
+// The tile rows of a warp, in the order in which it makes them: TILES of them in a pass. A round is a pass; GLU with one
+// tile row at once: a pass for gate, then one for up.
+template <int EPILOGUE>
+struct ExpertRowsPass {
+    static constexpr bool BOTH = EPILOGUE == GLU && TILES == 2;           // gate and up
+    static constexpr int PASSES = EPILOGUE == GLU && TILES == 1 ? 2 : 1;  // of a round
+    static constexpr int ROUND_TILES = EPILOGUE == STORE ? TILES : 1;     // tile rows of each matrix
+
+    // The first tile row of a pass; first_round: the warp's.
+    static __device__ __forceinline__ int tile(int first_round, int pass) {
+        return (first_round + pass / PASSES * WARPS) * ROUND_TILES;
+    }
+    static __device__ __forceinline__ int segment(int pass) { return pass % PASSES; }
+};
+
+// Copies the chunks of a warp's passes, in order. A stage is a chunk of each tile row of a pass.
 template <class T, int EPILOGUE>
 struct ExpertRowsChunks {
+    using Pass = ExpertRowsPass<EPILOGUE>;
+    static constexpr int LINES = T::USED / 512, REST = T::USED % 512 / 16;  // of 32 and of REST pieces of 16 bytes
     const ExpertRowsArgs& p;
-    int expert, tile, left, chunk = 0;  // left: chunks to copy
-    const uint8_t* tile_row;
+    const uint64_t expert_offset;
+    const int first_round, lane_offset, rest_offset;  // rest: lanes past its pieces copy those of others again
+    const int passes;
+    int pass = 0, left;  // stages of the pass to copy
+    const uint8_t* lane_src;
 
-    __device__ __forceinline__ ExpertRowsChunks(const ExpertRowsArgs& args, int expert_, int first, int count)
-        : p(args), expert(expert_), tile(EPILOGUE == GLU ? 2 * first : first),
-          left(count * args.n_chunk * (EPILOGUE == GLU ? 2 : 1)) {
+    __device__ __forceinline__ ExpertRowsChunks(const ExpertRowsArgs& args, int expert, int first, int count, int lane)
+        : p(args), expert_offset(expert * args.expert_bytes), first_round(first), lane_offset(lane * 16),
+          rest_offset(LINES * 512 + (REST > 0 ? lane % max(REST, 1) - lane : 0) * 16), passes(count) {
         find();
     }
-    __device__ __forceinline__ bool done() const { return left == 0; }
-    // GLU: tile rows 2 i and 2 i + 1 are tile row i of gate and of up.
+    __device__ __forceinline__ uint32_t tile_row_bytes() const { return p.n_chunk * T::BYTES; }
     __device__ __forceinline__ void find() {
-        const int row = EPILOGUE == GLU ? tile / 2 : tile, s = EPILOGUE == GLU ? tile & 1 : 0;
-        tile_row = p.segment[s].tiles + expert * p.expert_bytes +
-                   row * static_cast<uint64_t>(static_cast<uint32_t>(p.n_chunk * T::BYTES));
+        lane_src = p.segment[Pass::segment(pass)].tiles + expert_offset + lane_offset +
+                   Pass::tile(first_round, pass) * static_cast<uint64_t>(tile_row_bytes());
+        left = p.n_chunk;
     }
-    __device__ __forceinline__ void next() {
-        --left;
-        if (++chunk < p.n_chunk) return;
-        chunk = 0;
-        tile += EPILOGUE == GLU && !(tile & 1) ? 1 : EPILOGUE == GLU ? 2 * WARPS - 1 : WARPS;
-        find();
+    __device__ __forceinline__ void copy_chunk(CopyTarget lane_dst, const uint8_t* src) const {
+#pragma unroll
+        for (int i = 0; i < LINES; ++i) cp_async_streaming(lane_dst + i * 512, src + i * 512, p.streaming);
+        if constexpr (REST > 0) cp_async_streaming(lane_dst + rest_offset, src + rest_offset, p.streaming);
+    }
+    // Starts the copies of the next stage, if there is one, as one cp.async group.
+    __device__ __forceinline__ void copy(CopyTarget lane_dst) {
+        if (pass < passes) {
+            copy_chunk(lane_dst, lane_src);
+            if constexpr (Pass::BOTH)
+                copy_chunk(lane_dst + T::BYTES, lane_src + (p.segment[1].tiles - p.segment[0].tiles));
+            else if constexpr (TILES == 2)
+                copy_chunk(lane_dst + T::BYTES, lane_src + tile_row_bytes());
+            lane_src += T::BYTES;
+            if (--left == 0) ++pass, find();
+        }
+        cp_async_commit();
     }
 };
 
@@ -67,7 +103,7 @@ struct ExpertRowsChunks {
 // operands of an MMA of eight groups, [groups / 8][lane][2]: means as f16, then what these lack.
 template <class T>
 struct ExpertRowsX {
-    static constexpr bool PAIRED = T::PACKED_SUB;
+    static constexpr bool PAIRED = T::HAS_SUB;
     // Lanes read 16 bytes of each row, or twice 8 bytes, without bank conflicts.
     static constexpr bool WIDE = T::GROUP == 32 && !T::FLOAT;
     static constexpr bool SUMS = T::SCALED && (T::MIN || T::ZERO != 0);
@@ -136,7 +172,7 @@ struct ExpertRowsX {
     }
 };
 
-// The sums of a warp's tile row: rows g and g + 8, of x's rows 2 t and 2 t + 1.
+// The sums of a tile row of a warp: a lane has rows g and g + 8, times x's rows 2 t and 2 t + 1.
 template <class T>
 struct ExpertRowsSums {
     using X = ExpertRowsX<T>;
@@ -146,59 +182,88 @@ struct ExpertRowsSums {
     float acc[4];
     float part[4];  // HAS_SUB: of a chunk, without its scale
     ChunkScales<T> scales;
+    uint32_t own[T::HAS_SUB ? T::GROUPS / 4 : 1];  // HAS_SUB: scales that the lane converts: f16 (row g, row g + 8)
 
     static __device__ __forceinline__ void clear(float (&sums)[4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) sums[e] = 0.0f;
     }
-    // acc += a chunk times the columns at `x`; `sums` are those of the chunk's groups.
-    __device__ __forceinline__ void multiply(const uint8_t* chunk, const uint8_t* x, const float* sums) {
-        if constexpr (T::SCALED) scales.load(chunk, lane / 4);
-        if constexpr (T::HAS_SUB) clear(part);
-        multiply_steps<0>(chunk + T::SCALE_BYTES, x, sums);
+    // Reads the scales of a chunk. `sums` are those of the columns of its groups.
+    __device__ __forceinline__ void begin_chunk(const uint8_t* chunk, const float* sums) {
+        if constexpr (T::HAS_SUB)
+            convert_scales(chunk, sums);
+        else if constexpr (T::SCALED)
+            scales.load(chunk, lane / 4);
+    }
+    // Multiplies what was added since begin_chunk by the scale of the chunk.
+    __device__ __forceinline__ void end_chunk() {
         if constexpr (T::HAS_SUB) {
             const float2 first = half2_to_float2(scales.dd[0]);
             const float d[2] = {first.x, T::PACKED_SUB ? half2_to_float2(scales.dd[1]).x : first.y};
 #pragma unroll
             for (int e = 0; e < 4; ++e) acc[e] = fmaf(d[e / 2], part[e], acc[e]);
         }
-        if constexpr (T::PACKED_SUB) add_minimums(chunk, sums);
     }
-    // The lane has the minimums of groups 2 t and 2 t + 1 of each eight. Both means and what they lack meet them.
-    __device__ __forceinline__ void add_minimums(const uint8_t* chunk, const float* sums) {
-        constexpr float UNIT = T::GROUP * CODE_UNIT;
+    // A lane converts the scales of groups 2 t and 2 t + 1 of each eight. Minimums, or scales, which zero points are
+    // multiplied by, meet the means of the groups, and what these lack, in an MMA of eight groups.
+    __device__ __forceinline__ void convert_scales(const uint8_t* chunk, const float* sums) {
+        constexpr int D_WORDS = T::PACKED_SUB ? 2 : 1;
+        constexpr float UNIT = -T::GROUP * CODE_UNIT * (T::PACKED_SUB ? 1.0f : T::ZERO * T::SUB_UNIT);
         const int g = lane / 4, t = lane % 4;
+        scales.template load_words<D_WORDS>(scales.dd, chunk + g * D_WORDS * 4);
         float c[4] = {};
 #pragma unroll
         for (int i = 0; i < T::GROUPS / 8; ++i) {
-            const int pair = (g * T::GROUPS + 8 * i) / 2 + t;
-            const uint8_t* sub = chunk + TILE_ROWS * 4;
-            const uint32_t fours = reinterpret_cast<const uint32_t*>(sub)[pair];
-            uint32_t even = fours & 0x0f0f0000u, odd = fours >> 4 & 0x0f0f0000u;
-            if constexpr (T::TWOS) {
-                const uint32_t twos = reinterpret_cast<const uint32_t*>(sub + T::SUB_BYTES)[pair / 2] >> 4 * (t & 1);
-                even |= twos << 4 & 0x30300000u, odd |= twos << 2 & 0x30300000u;
-            }
-            const uint32_t bytes = __byte_perm(even, odd, 0x7362);
-            const uint32_t first = as_bits(bytes_to_half2<0>(bytes, 0.0f)),
-                           second = as_bits(bytes_to_half2<1>(bytes, 0.0f));
+            uint32_t a[2];
+            if constexpr (T::PACKED_SUB)
+                convert_packed(chunk, (g * T::GROUPS + 8 * i) / 2 + t, own + 2 * i, a);
+            else
+                convert_signed(chunk, (g * T::GROUPS + 8 * i) / 2 + t, own + 2 * i, a);
             const uint2 b = *reinterpret_cast<const uint2*>(sums + i * 8 * ROWS);
-            const uint32_t a[4] = {first, second, first, second};
-            mma_m16n8k16_f16(c, a, {b.x, b.y});
+            mma_m16n8k16_f16(c, {a[0], a[1], a[0], a[1]}, {b.x, b.y});
         }
-        const float d[2] = {half2_to_float2(scales.dd[0]).y * -UNIT, half2_to_float2(scales.dd[1]).y * -UNIT};
+        if constexpr (T::PACKED_SUB) {
+            const float m[2] = {half2_to_float2(scales.dd[0]).y * UNIT, half2_to_float2(scales.dd[1]).y * UNIT};
 #pragma unroll
-        for (int e = 0; e < 4; ++e) acc[e] = fmaf(d[e / 2], c[e], acc[e]);
-    }
-    template <int P>
-    __device__ __forceinline__ void multiply_steps(const uint8_t* main, const uint8_t* x, const float* sums) {
-        if constexpr (P < STEPS) {
-            ChunkCodes<Step> codes;
-            codes.load(main + P * Step::BASE_BYTES, main + T::BASE_BYTES + P * Step::EXTRA_BYTES, lane);
-            multiply_columns<P, 0>(codes, X::operand(x + P * STEP * 2), sums);
-            multiply_columns<P, 1>(codes, X::operand(x + P * STEP * 2 + 64), sums);
-            multiply_steps<P + 1>(main, x, sums);
+            for (int e = 0; e < 4; ++e) acc[e] = fmaf(m[e / 2], c[e], acc[e]), part[e] = 0.0f;
+        } else {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) part[e] = UNIT * c[e];
         }
+    }
+    // d: the scales of an even and an odd group as f16. a: their minimums, of row g, of row g + 8.
+    __device__ __forceinline__ void convert_packed(const uint8_t* chunk, int pair, uint32_t* d, uint32_t* a) const {
+        const uint8_t* sub = chunk + TILE_ROWS * 4;
+        const uint32_t fours = reinterpret_cast<const uint32_t*>(sub)[pair];
+        uint32_t even = fours & 0x0f0f0f0fu, odd = fours >> 4 & 0x0f0f0f0fu;
+        if constexpr (T::TWOS) {
+            const uint32_t twos = reinterpret_cast<const uint32_t*>(sub + T::SUB_BYTES)[pair / 2] >> 4 * (pair & 1);
+            even |= twos << 4 & 0x30303030u, odd |= twos << 2 & 0x30303030u;
+        }
+        d[0] = in_units<0>(biased_bytes<0>(even), 1024.0f), d[1] = in_units<1>(biased_bytes<0>(odd), 1024.0f);
+        const uint32_t minimums = __byte_perm(even, odd, 0x7362);
+        a[0] = as_bits(bytes_to_half2<0>(minimums, 0.0f)), a[1] = as_bits(bytes_to_half2<1>(minimums, 0.0f));
+    }
+    // d: the scales of an even and an odd group as f16. a: the same ones in units of 1, of row g, of row g + 8.
+    __device__ __forceinline__ void convert_signed(const uint8_t* chunk, int pair, uint32_t* d, uint32_t* a) const {
+        const uint32_t bytes = reinterpret_cast<const uint32_t*>(chunk + TILE_ROWS * 2)[pair] ^ 0x80808080u;
+        d[0] = in_units<0>(biased_bytes<0>(bytes), 1152.0f), d[1] = in_units<1>(biased_bytes<1>(bytes), 1152.0f);
+        const uint32_t by_row = __byte_perm(bytes, 0, 0x3120);
+        a[0] = as_bits(bytes_to_half2<0>(by_row, 128.0f)), a[1] = as_bits(bytes_to_half2<1>(by_row, 128.0f));
+    }
+    // Subtracts `bias` from the scales of an even or ODD group, and divides them by the factor by which unpack() returns
+    // codes too large. Both are exact.
+    template <int ODD>
+    __device__ __forceinline__ uint32_t in_units(half2 biased, float bias) const {
+        const half2 even = unit_of<0>(1.0f), odd = unit_of<1>(1.0f);
+        const half2 even_bias = unit_of<0>(-bias), odd_bias = unit_of<1>(-bias);
+        const bool is_odd = T::GROUP == 32 ? ODD : lane & 1;  // of the 32 columns
+        return as_bits(__hfma2(biased, is_odd ? odd : even, is_odd ? odd_bias : even_bias));
+    }
+    template <int J>
+    static __device__ __forceinline__ half2 unit_of(float x) {
+        constexpr float low = T::SUB_UNIT / T::template shift<J, 0>(), high = T::SUB_UNIT / T::template shift<J, 1>();
+        return __floats2half2_rn(low * x, high * x);
     }
     // 32 columns: those of group J of step P.
     template <int P, int J>
@@ -231,10 +296,10 @@ struct ExpertRowsSums {
         if constexpr (!X::SUMS || X::PAIRED) return make_float2(0.0f, 0.0f);
         return *reinterpret_cast<const float2*>(sums + group * ROWS);
     }
-    // What the products of a group are added to: its zero points, those of unpacked codes of 32-column group J.
+    // What the products of a group are added to: 0, or its zero points, those of unpacked codes of 32-column group J.
     template <int J>
     static __device__ __forceinline__ void begin(float (&c)[4], const float2& sum) {
-        constexpr bool ZERO = T::ZERO != 0;
+        constexpr bool ZERO = T::ZERO != 0 && !X::PAIRED;
         constexpr float ratio = T::template shift<J, 1>() / T::template shift<J, 0>();
         c[0] = ZERO ? sum.x : 0.0f, c[1] = ZERO ? sum.y : 0.0f;
         c[2] = c[0] * ratio, c[3] = c[1] * ratio;
@@ -247,35 +312,55 @@ struct ExpertRowsSums {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             dst[e] = fmaf(s.d[e / 2], c[e], dst[e]);
-            if (T::MIN && !T::PACKED_SUB) dst[e] = fmaf(s.m[e / 2], e % 2 ? sum.y : sum.x, dst[e]);
+            if (T::MIN && !T::HAS_SUB) dst[e] = fmaf(s.m[e / 2], e % 2 ? sum.y : sum.x, dst[e]);
         }
     }
     // The scales of unpacked codes, and minimums; HAS_SUB: in units of the scale of the chunk.
     template <int G, int J>
     __device__ __forceinline__ RowScales scale() const {
-        constexpr float low = 1.0f / T::template shift<J, 0>(), high = 1.0f / T::template shift<J, 1>();
-        RowScales r;
-        if constexpr (T::PACKED_SUB) {
-            const uint32_t both = scales.template scales_and_mins<G>();
-            float2 d;
-            if constexpr (low == high)  // exact: the bytes have six bits
-                d = __half22float2(
-                    __hfma2(biased_bytes<0>(both), __float2half2_rn(low), __float2half2_rn(-1024 * low)));
-            else
-                d = __half22float2(bytes_to_half2<0>(both, 0.0f)), d.x *= low, d.y *= high;
-            r.d[0] = d.x, r.d[1] = d.y;
+        if constexpr (T::HAS_SUB) {
+            const float2 d = half2_to_float2(__shfl_sync(0xffffffffu, own[G / 8 * 2 + G % 2], G % 8 / 2, 4));
+            return {{d.x, d.y}, {0.0f, 0.0f}};
         } else {
-            if constexpr (T::SIGNED_SUB) {
-                const float2 d = __half22float2(sub_scales<T, G & 1>(scales.sc[G / 2]));
-                r.d[0] = d.x, r.d[1] = d.y;
-            } else {
-                r = scales.template get<G>();
-            }
-            r.d[0] *= low, r.d[1] *= high;
+            RowScales r = scales.template get<G>();
+            r.d[0] *= 1.0f / T::template shift<J, 0>(), r.d[1] *= 1.0f / T::template shift<J, 1>();
+            return r;
         }
-        return r;
     }
 };
+
+// sums += the chunks of a stage times the columns at `x`, from step P of STEP columns on. `x_sums` are those of the
+// columns of groups.
+template <int P, class T>
+__device__ __forceinline__ void multiply_steps(ExpertRowsSums<T> (&sums)[TILES], const uint8_t* stage, const uint8_t* x,
+                                               const float* x_sums) {
+    using Sums = ExpertRowsSums<T>;
+    using Step = typename Sums::Step;
+    if constexpr (P < Sums::STEPS) {
+        ChunkCodes<Step> codes[TILES];
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+            const uint8_t* main = stage + i * T::BYTES + T::SCALE_BYTES;
+            codes[i].load(main + P * Step::BASE_BYTES, main + T::BASE_BYTES + P * Step::EXTRA_BYTES, sums[i].lane);
+        }
+        const uint4 first = Sums::X::operand(x + P * STEP * 2);
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) sums[i].template multiply_columns<P, 0>(codes[i], first, x_sums);
+        const uint4 second = Sums::X::operand(x + P * STEP * 2 + 64);
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) sums[i].template multiply_columns<P, 1>(codes[i], second, x_sums);
+        multiply_steps<P + 1>(sums, stage, x, x_sums);
+    }
+}
+template <class T>
+__device__ __forceinline__ void multiply(ExpertRowsSums<T> (&sums)[TILES], const uint8_t* stage, const uint8_t* x,
+                                         const float* x_sums) {
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) sums[i].begin_chunk(stage + i * T::BYTES, x_sums);
+    multiply_steps<0>(sums, stage, x, x_sums);
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) sums[i].end_chunk();
+}
 
 // Stores the sums of a tile row; GLU: of gate, and of up.
 template <class T, int EPILOGUE>
@@ -303,15 +388,18 @@ __device__ __forceinline__ void write_rows(const ExpertRowsArgs& p, int tile, co
 
 template <class T, int EPILOGUE>
 __global__ void __launch_bounds__(THREADS, CTAS) expert_rows(const ExpertRowsArgs p) {
+    using Pass = ExpertRowsPass<EPILOGUE>;
+    constexpr int STAGE_BYTES = TILES * T::BYTES;
     __shared__ int rows[ROWS];
     __shared__ int4 of_cta;  // `work`, which takes no registers there
     SHARED_DYNAMIC(uint8_t, shared);
     const int warp = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
-    uint8_t* stages = kept_shared(shared + warp * STAGES * T::BYTES);
-    const CopyTarget dst = copy_target(stages);
-    const ExpertRowsX<T> x(p, shared + WARPS * STAGES * T::BYTES);
+    uint8_t* stages = kept_shared(shared + warp * STAGES * STAGE_BYTES);
+    const CopyTarget dst = copy_target(stages + lane * 16);
+    const ExpertRowsX<T> x(p, shared + WARPS * STAGES * STAGE_BYTES);
     const int first = blockIdx.y * p.rounds * WARPS + warp;
-    const int count = max(0, min(p.rounds, (p.n_tiles - first + WARPS - 1) / WARPS));
+    const int n_rounds = p.n_tiles / Pass::ROUND_TILES - first;  // from the warp's first one on
+    const int passes = Pass::PASSES * max(0, min(p.rounds, (n_rounds + WARPS - 1) / WARPS));
     grid_dependency_launch();
     grid_dependency_wait();
     const int4 work = __ldcg(p.work + blockIdx.x);
@@ -322,8 +410,8 @@ __global__ void __launch_bounds__(THREADS, CTAS) expert_rows(const ExpertRowsArg
         const int row = work.y + threadIdx.x;
         rows[threadIdx.x] = p.pair_of ? __ldcg(p.pair_of + row) / p.pairs_per_x : row;
     }
-    ExpertRowsChunks<T, EPILOGUE> ahead(p, work.x, first, count);
-    for (int i = 0; i < STAGES; ++i) copy_chunk<T>(ahead, dst + i * T::BYTES, lane);
+    ExpertRowsChunks<T, EPILOGUE> ahead(p, work.x, first, passes, lane);
+    for (int i = 0; i < STAGES; ++i) ahead.copy(dst + i * STAGE_BYTES);
     __syncthreads();
     x.copy(p, rows, n_rows);
     cp_async_wait<0>();
@@ -334,31 +422,35 @@ __global__ void __launch_bounds__(THREADS, CTAS) expert_rows(const ExpertRowsArg
     }
     const uint8_t* lane_x = x.lane_x(lane);
     const float* lane_sums = x.lane_sums(lane);
-    ExpertRowsSums<T> sums;
-    sums.lane = lane;
-    constexpr int WIDTH = EPILOGUE == GLU ? 2 : 1;
+    ExpertRowsSums<T> sums[TILES];
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) sums[i].lane = lane;
     float gate[4];
     int stage = 0;
-    for (int i = 0; i < count * WIDTH; ++i) {
-        sums.clear(sums.acc);
+    for (int pass = 0; pass < passes; ++pass) {
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) sums[i].clear(sums[i].acc);
 #pragma unroll 1
         for (int chunk = 0; chunk < p.n_chunk; ++chunk) {
             cp_async_wait<STAGES - 1>();
             __syncwarp();
-            sums.multiply(stages + stage * T::BYTES, lane_x + chunk * T::CHUNK_K * 2,
-                          lane_sums + chunk * T::GROUPS * ROWS);
+            multiply(sums, stages + stage * STAGE_BYTES, lane_x + chunk * T::CHUNK_K * 2,
+                     lane_sums + chunk * T::GROUPS * ROWS);
             __syncwarp();
-            copy_chunk<T>(ahead, dst + stage * T::BYTES, lane);
+            ahead.copy(dst + stage * STAGE_BYTES);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
-        const int tile = first + i / WIDTH * WARPS;
-        if constexpr (EPILOGUE == GLU) {
-            if (i & 1)
-                write_rows<T, GLU>(p, tile, of_cta, lane, gate, sums.acc);
-            else
-                for (int e = 0; e < 4; ++e) gate[e] = sums.acc[e];
+        const int tile = Pass::tile(first, pass);
+        if constexpr (EPILOGUE == STORE) {
+#pragma unroll
+            for (int i = 0; i < TILES; ++i) write_rows<T, STORE>(p, tile + i, of_cta, lane, sums[i].acc, sums[i].acc);
+        } else if constexpr (Pass::BOTH) {
+            write_rows<T, GLU>(p, tile, of_cta, lane, sums[0].acc, sums[TILES - 1].acc);
+        } else if (Pass::segment(pass)) {
+            write_rows<T, GLU>(p, tile, of_cta, lane, gate, sums[0].acc);
         } else {
-            write_rows<T, STORE>(p, tile, of_cta, lane, sums.acc, sums.acc);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) gate[e] = sums[0].acc[e];
         }
     }
     cp_async_wait<0>();

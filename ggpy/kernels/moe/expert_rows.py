@@ -20,8 +20,10 @@ ROWS = 8  # of a work tile
 MOST_PAIRS = 5  # of an expert, on average: 93 of 100 experts then have one work tile
 WARPS = 8
 STAGES = 2  # of a warp's pipeline
-CTAS = (3, 2)  # that an SM holds, in order of preference
-ROUND_CHUNKS = 8  # that a warp multiplies, at least: it takes tile rows up to that
+# By unpacks_fast: (tile rows that a warp multiplies at once, CTAs that an SM holds), in order of
+# preference. Two tile rows read x half as often; more warps unpack slow codes sooner.
+SHAPES = {True: ((2, 2), (1, 2)), False: ((1, 3), (2, 2), (1, 2))}
+ROUND_CHUNKS = 8  # that a warp multiplies, at least: it takes rounds up to that
 
 
 class ExpertRowsArgs(GemmArgs):
@@ -39,13 +41,18 @@ class ExpertRowsArgs(GemmArgs):
 ASSERTS = struct_asserts(ExpertRowsArgs)
 
 
-def shared_bytes(layout: Layout, k: int) -> int:
-    """Bytes of dynamic shared memory of a CTA."""
+def shared_bytes(layout: Layout, k: int, tiles: int) -> int:
+    """Bytes of dynamic shared memory of a CTA whose warps multiply `tiles` tile rows at once."""
     columns = layout.chunks(k) * layout.chunk_k
     narrow = layout.group == 16 or layout.is_float
     x = ROWS * (2 * columns + (32 if narrow else 64))
     sums = 4 * ROWS * columns // layout.group if layout.is_scaled else 0
-    return WARPS * STAGES * layout.chunk_bytes + x + sums
+    return WARPS * STAGES * tiles * layout.chunk_bytes + x + sums
+
+
+def unpacks_fast(layout: Layout) -> bool:
+    """Whether codes lie in one plane and index no table."""
+    return layout.bits in (4, 8, 16) and not layout.values
 
 
 class ExpertRows:
@@ -59,13 +66,17 @@ class ExpertRows:
         """Rows of a work tile for so many pairs; 0: another kernel is faster, or only another one
         fits.
         """
-        fits = all(self._ctas(w.layout, w.k) for w in weights)
+        fits = all(self.shape(w) for w in weights)
         return ROWS if fits and n_pairs <= MOST_PAIRS * n_expert else 0
 
-    def _ctas(self, layout: Layout, k: int) -> int:
-        """CTAs that an SM holds; 0: one at most."""
-        needed = shared_bytes(layout, k) + STATIC_SHARED
-        return next((n for n in CTAS if n * needed <= self.device.shared_bytes), 0)
+    def shape(self, w: TiledMatrix, is_glu: bool = False) -> tuple[int, int] | None:
+        """The first of SHAPES that fits; None: an SM holds one CTA at most."""
+        for tiles, ctas in SHAPES[unpacks_fast(w.layout)]:
+            needed = shared_bytes(w.layout, w.k, tiles) + STATIC_SHARED
+            pairs_up = tiles == 1 or is_glu or w.tile_rows % tiles == 0
+            if pairs_up and ctas * needed <= self.device.shared_bytes:
+                return tiles, ctas
+        return None
 
     def launch(
         self,
@@ -96,19 +107,27 @@ class ExpertRows:
         args.expert_bytes = layout.nbytes(first.n_rows, first.k)
         for i, bias in enumerate(biases):
             args.bias[i] = address(bias)
-        width, n_tiles = len(weights), args.n_tiles
-        args.rounds = min(-(-ROUND_CHUNKS // (width * args.n_chunk)), -(-n_tiles // WARPS))
-        grid = work_tiles(n_pairs, n_expert, ROWS), -(-n_tiles // (WARPS * args.rounds))
-        kernel = self._kernel(layout.type_name, epilogue, self._ctas(layout, first.k))
-        kernel.launch(grid, WARPS * 32, (args,), smem=shared_bytes(layout, first.k), pdl=True)
+        is_glu = epilogue == "GLU"
+        shape = self.shape(first, is_glu)
+        if shape is None:
+            raise ValueError(f"rows of {first.k} columns do not fit into shared memory")
+        tiles, _ = shape
+        n_rounds = args.n_tiles if is_glu else args.n_tiles // tiles
+        chunks = args.n_chunk * (2 if is_glu else tiles)  # of a round
+        args.rounds = min(-(-ROUND_CHUNKS // chunks), -(-n_rounds // WARPS))
+        grid = work_tiles(n_pairs, n_expert, ROWS), -(-n_rounds // (WARPS * args.rounds))
+        kernel = self._kernel(layout.type_name, epilogue, *shape)
+        shared = shared_bytes(layout, first.k, tiles)
+        kernel.launch(grid, WARPS * 32, (args,), smem=shared, pdl=True)
 
-    def _kernel(self, layout: str, epilogue: Epilogue, ctas: int) -> Kernel:
-        key = layout, epilogue, ctas
+    def _kernel(self, layout: str, epilogue: Epilogue, tiles: int, ctas: int) -> Kernel:
+        key = layout, epilogue, tiles, ctas
         if key not in self._kernels:
+            defines = {"WARPS": WARPS, "STAGES": STAGES, "NORM_PIECES": 1}
             self._kernels[key] = self.device.kernel(
                 "moe/expert_rows.cu",
                 f"expert_rows<{layout}, {epilogue}>",
-                defines={"WARPS": WARPS, "STAGES": STAGES, "NORM_PIECES": 1, "CTAS": ctas},
+                defines=defines | {"TILES": tiles, "CTAS": ctas},
                 extra_source=ASSERTS,
             )
         return self._kernels[key]

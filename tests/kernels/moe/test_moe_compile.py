@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tile_cases import tile_types
+from tile_cases import Weights
 
 from ggpy.device.compile import compile_cubin
 from ggpy.kernels.gemm.gemm import STATIC_SHARED as PRODUCT_SHARED
@@ -12,7 +12,8 @@ from ggpy.kernels.moe.route import STATIC_SHARED
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
-TYPES = tile_types("Q8_0", "MXFP4", "Q4_K", "Q6_K", "F16")
+LAYOUTS = [Weights(name, 1, 256).layout for name in ("Q8_0", "MXFP4", "Q4_K", "Q6_K", "F16")]
+TYPES = [layout.type_name for layout in LAYOUTS]
 NORM = {"WARPS": route.WARPS, "NORM_PIECES": 2}
 
 
@@ -33,12 +34,15 @@ def test_they_compile(arch: str) -> None:
     gemms = [compile_cubin("moe/expert_gemm.cu", arch, expressions=names,
                            defines={"TILE_TOKENS": n}, extra_source=expert_gemm.ASSERTS).resources
              for n in tiles]  # fmt: skip
-    names = [f"expert_rows<{t}, {e}>" for t in few for e in ("STORE", "GLU")]
     rows = []
-    for ctas in expert_rows.CTAS if arch == "sm_90a" else ():
-        defines = {"WARPS": expert_rows.WARPS, "STAGES": expert_rows.STAGES, "CTAS": ctas}
-        rows.append(compile_cubin("moe/expert_rows.cu", arch, expressions=names, defines=defines,
-                                  extra_source=expert_rows.ASSERTS).resources)  # fmt: skip
+    defines = {"WARPS": expert_rows.WARPS, "STAGES": expert_rows.STAGES, "NORM_PIECES": 1}
+    for fast, shapes in expert_rows.SHAPES.items() if arch == "sm_90a" else ():
+        layouts = [w for w in LAYOUTS if expert_rows.unpacks_fast(w) == fast]
+        names = [f"expert_rows<{w.type_name}, {e}>" for w in layouts for e in ("STORE", "GLU")]
+        rows += [compile_cubin("moe/expert_rows.cu", arch, expressions=names,
+                               defines=defines | {"TILES": tiles, "CTAS": ctas},
+                               extra_source=expert_rows.ASSERTS).resources
+                 for tiles, ctas in shapes]  # fmt: skip
     names = [f"route<{n}, {rows}>" for n, rows in route.SHAPES]
     routes = compile_cubin("moe/route.cu", arch, expressions=names, defines=NORM,
                            extra_source=route.ASSERTS).resources  # fmt: skip

@@ -16,8 +16,9 @@ from ggpy.backends.experts import LEAST_SUM
 from ggpy.backends.numpy import moe as reference
 from ggpy.backends.numpy.backend import Reference
 from ggpy.backends.numpy.functions import normalised, sigmoid
-from ggpy.kernels.layout.tile import TiledMatrix, repack
-from ggpy.kernels.moe import expert_gemv, route
+from ggpy.formats import by_name
+from ggpy.kernels.layout.tile import TiledMatrix, layout_of, repack
+from ggpy.kernels.moe import expert_gemv, expert_rows, route
 from ggpy.kernels.moe.combine import Combine, ExpertOutputs
 from ggpy.kernels.moe.expert_gemm import CHUNK_STEPS, STATIC_SHARED, ExpertGemm, x_bytes
 from ggpy.kernels.moe.expert_gemv import IN_FLIGHT, ExpertAddends, ExpertGemv, gemv_shape
@@ -459,6 +460,42 @@ def test_few_rows_of_every_kind(machine, name):
     y = few_rows(machine, [experts], ids, x)
     assert nmse(y, experts.exact(ids, x)) <= ROUNDED
     assert np.array_equal(y[:5], few_rows(machine, [experts], ids[:5], x[:5]))
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q2_K", "MXFP4"])
+@pytest.mark.parametrize("rows", [160, 144])
+def test_few_rows_have_the_same_bits_in_all_shapes(machine, monkeypatch, name, rows):
+    """With one tile row and with two at once; an odd number of tile rows has one at once."""
+    if not holds_rows(machine, name, 512):
+        pytest.skip(f"two CTAs do not fit into the shared memory of an SM of {machine.arch}")
+    gate, up = (Experts(machine, name, 3, rows, 512, seed) for seed in range(2))
+    ids = np.array([0, 2, 0, 0], np.int32)
+    x = tokens(len(ids), 512)
+    found = []
+    for tiles in (1, 2):
+        monkeypatch.setattr(
+            expert_rows, "SHAPES", dict.fromkeys((False, True), ((tiles, 1), (1, 1)))
+        )
+        assert ExpertRows(machine).shape(up.tiles) == (tiles if rows == 160 else 1, 1)
+        found.append(
+            [few_rows(machine, [up], ids, x), few_rows(machine, [gate, up], ids, x, 1, "silu")]
+        )
+    for one, two in zip(*found, strict=True):
+        assert np.array_equal(one, two)
+
+
+def test_shapes_of_few_rows():
+    """Of gate and up with 2048 columns, of down with 768."""
+    rows = ExpertRows(SimpleNamespace(shared_bytes=227 << 10))
+    expected = {
+        "Q4_K": [(2, 2), (2, 2)],
+        "Q8_0": [(2, 2), (2, 2)],
+        "Q6_K": [(1, 2), (1, 3)],
+        "IQ4_XS": [(1, 3), (1, 3)],
+    }
+    for name, shapes in expected.items():
+        up, down = (TiledMatrix(layout_of(by_name(name), k), 768, k, None) for k in (2048, 768))
+        assert [rows.shape(up, True), rows.shape(down)] == shapes, name
 
 
 @pytest.mark.parametrize("activation", ["silu", "swiglu_oai"])
