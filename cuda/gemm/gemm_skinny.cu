@@ -1,12 +1,13 @@
-// Skinny GEMM: y[T, N] = x[T, K] W[N, K]^T for T <= TOKENS (4, 8 or 16) tokens. W lies in tiles of 8 or 16 bits
-// (tile.cuh), x is packed f16 (packed.cuh) and stays in shared memory for the whole kernel.
+// Skinny GEMM: y[T, N] = x[T, K] W[N, K]^T for T <= TOKENS (4, 8 or 16) tokens. W lies in tiles (tile.cuh), x is packed
+// f16 (packed.cuh) and stays in shared memory for the whole kernel.
 //
 // Launch: one CTA per SM with WARPS = 16 warps in two groups of 8. CTAs that share x (below) also share tile rows; tile
 // rows are assigned to them round-robin. In each round every group of warps has one tile row (GLU: one group has gate,
 // the other the same tile row of up). Chunk c of round i belongs to warp (c + i * n_chunk) mod GROUP_WARPS of the
 // group.
 //
-// Shared memory: a cp.async pipeline of STAGES chunks per warp (weight_pipeline.cuh), sums of 2 x BATCH rounds, and x.
+// Shared memory: a cp.async pipeline of STAGES chunks per warp (weight_pipeline.cuh), sums of 2 x BATCH rounds, x, and
+// the sums of its groups.
 //
 // | x fits into      | columns per CTA | where the sums of a round go                             |
 // | one CTA          | all             | own shared memory                                        |
@@ -15,7 +16,8 @@
 //
 // SPLIT_K CTAs are no cluster, because clusters of more than two would leave too many SMs idle.
 //
-// Integer codes become f16 exactly, without their scale, and the f32 sums are multiplied by the scales after the MMA.
+// Integer codes become f16 exactly, without their scale, and the f32 sums are multiplied by the scales after the MMA:
+// codes of 8 bits without their zero point, others as in scaled_sums.cuh.
 // Each warp stores its sums of a tile row. They are reduced in a fixed order, BATCH rounds at a time, after a barrier
 // that a warp reaches only when its sums of the next round are computed, so that warps rarely wait for each other.
 //
@@ -28,8 +30,8 @@
 #include "lib/activation.cuh"
 #include "lib/cluster.cuh"
 #include "norm/deferred_norm.cuh"
-#include "lib/mma.cuh"
 #include "gemm/gemm.cuh"
+#include "gemm/scaled_sums.cuh"
 #include "gemm/weight_pipeline.cuh"
 #include "gemm/tile_scheduler.cuh"
 
@@ -52,7 +54,8 @@ struct GemmSkinnyArgs : GemmArgs {
 };
 
 // Shared memory after the pipelines: sums [2][BATCH][GROUPS][SLOTS][16][TOKENS], double-buffered over the rounds
-// between two barriers, then x [64-column steps][TOKENS][128 bytes].
+// between two barriers, then x [64-column steps][TOKENS][128 bytes], then, SUMMED, ActivationSums of eight tokens and
+// those of the next eight.
 template <int TOKENS, int CLUSTER, int SPLIT_K>
 struct SkinnySharedStorage {
     static constexpr int PER_TILE = TILE_ROWS * TOKENS;
@@ -87,6 +90,30 @@ struct SkinnySharedStorage {
                 cp_async<16>(x + offset, src + offset / step_bytes * pitch + in_step);
         }
         cp_async_commit();
+    }
+    // The number of floats from the ActivationSums of eight tokens to those of the next eight.
+    template <class T>
+    static __device__ __forceinline__ int sums_pitch(const GemmSkinnyArgs& p) {
+        return p.k / (T::GROUP * SHARERS) * ActivationSums<T>::FLOATS;
+    }
+    __device__ __forceinline__ float* x_sums(const GemmSkinnyArgs& p) const {
+        return reinterpret_cast<float*>(x + p.k / (PACKED_STEP * SHARERS) * (TOKENS * PACKED_ROW));
+    }
+    // Computes the ActivationSums of the CTA's columns of x. Call it between two barriers.
+    template <class T>
+    __device__ __forceinline__ void add_up_x(const GemmSkinnyArgs& p) const {
+        constexpr int PIECES = T::GROUP / 8;
+        float* dst = x_sums(p);
+        for (int i = threadIdx.x; i < p.k / (T::GROUP * SHARERS) * TOKENS; i += THREADS) {
+            const int token = i % TOKENS, group = i / TOKENS, first = group * PIECES;
+            if (token >= p.n_tokens) continue;
+            const uint8_t* row = x + (first / 8 * TOKENS + token) * PACKED_ROW;
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < PIECES; ++j)
+                sum += sum_of_halves(*reinterpret_cast<const uint4*>(row + ((first + j) % 8 ^ token % 8) * 16));
+            ActivationSums<T>::put(dst + token / 8 * sums_pitch<T>(p), token % 8, group, sum);
+        }
     }
 };
 
@@ -149,8 +176,45 @@ struct GemmSkinnyChunks {
     }
 };
 
+// The rows of x that a lane addresses in ldmatrix, of N times eight tokens.
+template <int TOKENS>
+struct SkinnyXRows {
+    static constexpr int N = (TOKENS + 7) / 8;
+    const uint8_t* row[N][2];  // of even and odd groups of 32 columns
+
+    // Loads the B operands of two MMAs: group J of 32 columns of the n-th eight tokens.
+    template <int J>
+    __device__ __forceinline__ void load(uint32_t (&b)[4], int n) const {
+        load_matrix<4, false, J / 2 * TOKENS * PACKED_ROW>(b, row[n][J & 1]);
+    }
+};
+template <int TOKENS>
+struct SkinnyXReader {
+    // Offset of a lane's row of even groups: lane l addresses piece l / 8 of token l % 8. Odd groups are 64 bytes further
+    // on or back (XOR 64). With four tokens, two lanes address the same row.
+    int offset;
+
+    __device__ __forceinline__ SkinnyXReader(int lane, bool keep) {
+        const int token = lane % min(TOKENS, 8);
+        offset = token * PACKED_ROW + (lane / 8 ^ token) * 16;
+        if (keep) offset = kept(offset);
+    }
+    __device__ __forceinline__ SkinnyXRows<TOKENS> rows(const uint8_t* x) const {
+        SkinnyXRows<TOKENS> rows;
+#pragma unroll
+        for (int n = 0; n < rows.N; ++n)
+#pragma unroll
+            for (int odd = 0; odd < 2; ++odd) rows.row[n][odd] = x + 8 * n * PACKED_ROW + (odd ? offset ^ 64 : offset);
+        return rows;
+    }
+};
+
+// Whether codes are multiplied as unpack() returns them (scaled_sums.cuh). Codes of 8 bits lose their zero point instead.
+template <class T>
+constexpr bool SUMMED = T::SCALED && T::BITS < 8;
+
 // A lane's accumulators of one tile row.
-template <class T, int TOKENS>
+template <class T, int TOKENS, bool IS_SUMMED = SUMMED<T>>
 struct SkinnySums {
     static_assert(T::FLOAT || (T::BITS == 8 && (!T::SCALED || (T::GROUP == 32 && T::ZERO == 128 && !T::MIN))), "");
     static constexpr int N = (TOKENS + 7) / 8;
@@ -158,7 +222,7 @@ struct SkinnySums {
     ChunkCodes<T> codes;
     ChunkScales<T> scales;
 
-    __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
+    __device__ __forceinline__ void load(const uint8_t* chunk, int lane, const float*, int) {
         codes.load(chunk, lane);
         if constexpr (T::SCALED) scales.load(chunk, lane / 4);
     }
@@ -173,33 +237,16 @@ struct SkinnySums {
             codes.template unpack<J, S>(a);
         }
     }
-    // Offset of the row that this lane addresses in load_matrix, for even groups of 32 columns: lane l addresses piece
-    // l / 8 of token l % 8. Odd groups are 64 bytes further on or back (XOR 64). With four tokens, two lanes address
-    // the same row.
-    struct XReader {
-        int offset;
-
-        __device__ __forceinline__ XReader(int lane, bool keep) {
-            const int token = lane % min(TOKENS, 8);
-            offset = token * PACKED_ROW + (lane / 8 ^ token) * 16;
-            if (keep) offset = kept(offset);
-        }
-    };
-    // Loads the B operands of four MMAs: 32 columns of eight tokens.
-    template <int J>
-    static __device__ __forceinline__ void load_x(uint32_t (&b)[4], const uint8_t* x, int n, const XReader& lane) {
-        load_matrix(b, x + (J / 2 * TOKENS + 8 * n) * PACKED_ROW + (J & 1 ? lane.offset ^ 64 : lane.offset));
-    }
-    // `x` points at the chunk's first column. Two groups (64 columns) at a time, so that dependent MMAs are far apart.
+    // x: rows of the chunk's first column. Two groups (64 columns) at a time, so that dependent MMAs are far apart.
     template <int J = 0>
-    __device__ __forceinline__ void multiply(const uint8_t* x, const XReader& lane) {
+    __device__ __forceinline__ void multiply(const SkinnyXRows<TOKENS>& x, const float*) {
         if constexpr (J * 32 < T::CHUNK_K) {
             uint32_t a[2][2][4];
             unpack<J, 0>(a[0][0]), unpack<J, 1>(a[0][1]), unpack<J + 1, 0>(a[1][0]), unpack<J + 1, 1>(a[1][1]);
 #pragma unroll
             for (int n = 0; n < N; ++n) {
                 uint32_t b[2][4];
-                load_x<J>(b[0], x, n, lane), load_x<J + 1>(b[1], x, n, lane);
+                x.template load<J>(b[0], n), x.template load<J + 1>(b[1], n);
                 if constexpr (T::SCALED) {
                     float c[2][4] = {};
                     multiply_step(c[0], c[1], a, b);
@@ -208,7 +255,7 @@ struct SkinnySums {
                     multiply_step(acc[0][n], acc[1][n], a, b);
                 }
             }
-            multiply<J + 2>(x, lane);
+            multiply<J + 2>(x, nullptr);
         }
     }
     static __device__ __forceinline__ void multiply_step(float (&even)[4], float (&odd)[4],
@@ -225,17 +272,55 @@ struct SkinnySums {
 #pragma unroll
         for (int e = 0; e < 4; ++e) dst[e] = fmaf(s.d[e / 2], sums[e], dst[e]);
     }
-    template <class Storage, class Floats>
-    __device__ __forceinline__ void finish(const Floats& dst, int lane) const {
-        if (lane % 4 * 2 >= TOKENS) return;
-#pragma unroll
-        for (int n = 0; n < N; ++n)
-#pragma unroll
-            for (int h = 0; h < 2; ++h)
-                dst.put(Storage::offset(lane / 4 + 8 * h, 8 * n + lane % 4 * 2),
-                        make_float2(acc[0][n][2 * h] + acc[1][n][2 * h], acc[0][n][2 * h + 1] + acc[1][n][2 * h + 1]));
+    // Rows g (h = 0) or g + 8, tokens 2 t and 2 t + 1 of the n-th eight.
+    __device__ __forceinline__ float2 sum(int n, int h) const {
+        return make_float2(acc[0][n][2 * h] + acc[1][n][2 * h], acc[0][n][2 * h + 1] + acc[1][n][2 * h + 1]);
     }
 };
+
+template <class T, int TOKENS>
+struct SkinnySums<T, TOKENS, true> {
+    static constexpr int N = (TOKENS + 7) / 8;
+    ScaledSums<T, N> sums;
+    ChunkCodes<T> codes;
+    int pitch;
+
+    __device__ __forceinline__ SkinnySums() { sums.clear(); }
+    // x_sums: the lane's ActivationSums of the chunk. The next eight tokens' are pitch_ floats further on.
+    __device__ __forceinline__ void load(const uint8_t* chunk, int lane, const float* x_sums, int pitch_) {
+        pitch = pitch_, sums.lane = lane;
+        codes.load(chunk, lane);
+        sums.begin_chunk(chunk, x_sums, pitch);
+    }
+    template <int J = 0>
+    __device__ __forceinline__ void multiply(const SkinnyXRows<TOKENS>& x, const float* x_sums) {
+        if constexpr (J * 32 < T::CHUNK_K) {
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+                uint32_t b[4];
+                x.template load<J>(b, n);
+                const uint4 operands = make_uint4(b[0], b[1], b[2], b[3]);
+                sums.template multiply_columns<J, J>(codes, n, operands, x_sums + n * pitch);
+            }
+            multiply<J + 1>(x, x_sums);
+        } else {
+            sums.end_chunk();
+        }
+    }
+    __device__ __forceinline__ float2 sum(int n, int h) const {
+        return make_float2(sums.acc[n][2 * h] * (1.0f / CODE_UNIT), sums.acc[n][2 * h + 1] * (1.0f / CODE_UNIT));
+    }
+};
+
+// Stores a warp's sums of a tile row.
+template <class Storage, int TOKENS, class Sums, class Floats>
+__device__ __forceinline__ void store_sums(const Sums& sums, const Floats& dst, int lane) {
+    if (lane % 4 * 2 >= TOKENS) return;
+#pragma unroll
+    for (int n = 0; n < Sums::N; ++n)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) dst.put(Storage::offset(lane / 4 + 8 * h, 8 * n + lane % 4 * 2), sums.sum(n, h));
+}
 
 // The factor of each token's sums for a deferred norm, computed by all threads of the CTA.
 template <int TOKENS>
@@ -448,7 +533,7 @@ __global__ void __launch_bounds__(THREADS, 1) gemm_skinny(const GemmSkinnyArgs p
     }
     const Storage storage(kept_shared(memory + WARPS * STAGES * T::BYTES));
     // otherwise no register is free
-    const typename SkinnySums<T, TOKENS>::XReader reader(lane, TOKENS <= 8 || CLUSTER == 1);
+    const SkinnyXReader<TOKENS> reader(lane, TOKENS <= 8 || CLUSTER == 1);
     const Rounds<EPILOGUE, Storage::SHARERS> rounds(p);
     const bool applies_norm = EPILOGUE != ADD && p.deferred_norm.squares != nullptr;
     GemmSkinnyOutput<TOKENS, EPILOGUE, Storage> output;
@@ -467,6 +552,12 @@ __global__ void __launch_bounds__(THREADS, 1) gemm_skinny(const GemmSkinnyArgs p
     else
         cp_async_wait<STAGES - PREFETCH>();
     __syncthreads();
+    const float* lane_sums = nullptr;
+    if constexpr (SUMMED<T> && ActivationSums<T>::NEEDED) {
+        storage.template add_up_x<T>(p);
+        __syncthreads();
+        lane_sums = storage.x_sums(p) + ActivationSums<T>::template lane_offset<TOKENS>(lane);
+    }
 
     const int n_chunk = p.n_chunk / Storage::SHARERS, all = rounds.of(0);
     float factor = 1.0f;
@@ -490,11 +581,13 @@ __global__ void __launch_bounds__(THREADS, 1) gemm_skinny(const GemmSkinnyArgs p
             for (int chunk = (warp - round * n_chunk) & (GROUP_WARPS - 1); chunk < n_chunk; chunk += GROUP_WARPS) {
                 cp_async_wait<STAGES - 1>();
                 __syncwarp();
-                sums.load(stages + stage * T::BYTES, lane);
+                const float* x_sums = lane_sums + chunk * T::GROUPS * ActivationSums<T>::FLOATS;
+                sums.load(stages + stage * T::BYTES, lane, x_sums, storage.template sums_pitch<T>(p));
                 __syncwarp();
                 copy_chunk<T>(ahead, dst + stage * T::BYTES, lane);
                 stage = stage + 1 == STAGES ? 0 : stage + 1;
-                sums.multiply(storage.x + chunk * (T::CHUNK_K / PACKED_STEP * TOKENS * PACKED_ROW), reader);
+                constexpr int x_bytes = T::CHUNK_K / PACKED_STEP * TOKENS * PACKED_ROW;
+                sums.multiply(reader.rows(storage.x + chunk * x_bytes), x_sums);
             }
         const int turn = round % storage.ROUNDS, owner = turn % CLUSTER;
         if (applies_norm && round == 0) factor = factors.find(p, squares, token());
@@ -512,7 +605,7 @@ __global__ void __launch_bounds__(THREADS, 1) gemm_skinny(const GemmSkinnyArgs p
         }
         if (round < rounds.of(group)) {
             const int slot = cluster_rank<CLUSTER>() * GROUP_WARPS + warp % GROUP_WARPS;
-            sums.template finish<Storage>(RemoteFloats<CLUSTER>(storage.sums_of(round, group, slot), owner), lane);
+            store_sums<Storage, TOKENS>(sums, RemoteFloats<CLUSTER>(storage.sums_of(round, group, slot), owner), lane);
         }
         if (turn == storage.ROUNDS - 1 || round == all - 1) cluster_arrive<CLUSTER>();
     }

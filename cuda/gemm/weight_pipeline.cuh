@@ -18,8 +18,10 @@ __device__ __forceinline__ void copy_chunk(ChunkIterator& chunks, CopyTarget dst
 #pragma unroll
         for (int i = 0; i < whole_lines; ++i)
             cp_async_streaming(dst + i * 512 + lane * 16, src + i * 512 + lane * 16, policy);
-        const int offset = whole_lines * 512 + lane * 16;
-        if constexpr (rest > 0) cp_async_streaming(dst + offset, src + offset, policy, lane < rest);
+        if constexpr (rest > 0) {
+            const int offset = whole_lines * 512 + lane % rest * 16;  // other lanes copy the same again: no branch
+            cp_async_streaming(dst + offset, src + offset, policy);
+        }
         chunks.next();
     }
     cp_async_commit();

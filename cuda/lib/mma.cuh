@@ -119,30 +119,31 @@ __device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const uint32_t 
 #undef MMA_8X8
 
 // Loads COUNT (1, 2 or 4) matrices of 8 x 8 16-bit elements from shared memory. Lane l passes the address of row l % 8
-// of matrix l / 8, and receives elements (g, 2t), (g, 2t + 1) of each matrix; TRANSPOSED: (2t, g), (2t + 1, g).
-template <int COUNT, bool TRANSPOSED = false>
+// of matrix l / 8, and receives elements (g, 2t), (g, 2t + 1) of each matrix; TRANSPOSED: (2t, g), (2t + 1, g). The row
+// is OFFSET bytes after `row`, which takes no instruction.
+template <int COUNT, bool TRANSPOSED = false, int OFFSET = 0>
 __device__ __forceinline__ void load_matrix(uint32_t (&m)[COUNT], const void* row AND_CALLER) {
     static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4, "ldmatrix loads 1, 2 or 4 matrices");
 #if EMULATED
-    emulator::load_matrix<COUNT, TRANSPOSED>(m, row, {"load_matrix", file, line});
+    emulator::load_matrix<COUNT, TRANSPOSED>(m, static_cast<const uint8_t*>(row) + OFFSET, {"load_matrix", file, line});
 #else
 #define LDMATRIX(shape, registers, ...)                                                 \
     if constexpr (TRANSPOSED)                                                           \
         asm volatile("ldmatrix.sync.aligned.m8n8." shape ".trans.shared.b16 " registers \
                      : __VA_ARGS__                                                      \
-                     : "r"(shared_address(row))                                         \
+                     : "r"(shared_address(row)), "n"(OFFSET)                            \
                      : "memory");                                                       \
     else                                                                                \
         asm volatile("ldmatrix.sync.aligned.m8n8." shape ".shared.b16 " registers       \
                      : __VA_ARGS__                                                      \
-                     : "r"(shared_address(row))                                         \
+                     : "r"(shared_address(row)), "n"(OFFSET)                            \
                      : "memory")
     if constexpr (COUNT == 1) {
-        LDMATRIX("x1", "{%0}, [%1];", "=r"(m[0]));
+        LDMATRIX("x1", "{%0}, [%1 + %2];", "=r"(m[0]));
     } else if constexpr (COUNT == 2) {
-        LDMATRIX("x2", "{%0, %1}, [%2];", "=r"(m[0]), "=r"(m[1]));
+        LDMATRIX("x2", "{%0, %1}, [%2 + %3];", "=r"(m[0]), "=r"(m[1]));
     } else {
-        LDMATRIX("x4", "{%0, %1, %2, %3}, [%4];", "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]));
+        LDMATRIX("x4", "{%0, %1, %2, %3}, [%4 + %5];", "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]));
     }
 #undef LDMATRIX
 #endif

@@ -1,5 +1,5 @@
-"""Launches cuda/gemm/gemm_skinny.cu: matrices in tiles of 8 or 16 bits times packed x of up to 16
-tokens, all of which lies in shared memory.
+"""Launches cuda/gemm/gemm_skinny.cu: matrices in tiles times packed x of up to 16 tokens, all of
+which lies in shared memory.
 
 The plan (backends/cuda/plan) decides which GEMMs use this kernel.
 """
@@ -161,7 +161,12 @@ class GemmSkinny:
 def shared_bytes(
     w: TiledMatrix, tokens: int, cluster: int, split_k: int, stages: int, batch: int
 ) -> int:
-    """Bytes of dynamic shared memory of a CTA: pipelines, sums of two batches of rounds, x."""
+    """Bytes of dynamic shared memory of a CTA: pipelines, sums of two batches of rounds, x and the
+    sums of its groups.
+    """
     stages_bytes = WARPS * stages * w.layout.chunk_bytes
     partials = 2 * batch * cluster * WARPS * ROWS * tokens * 4
-    return stages_bytes + partials + steps_of(w.k) * 2 * STEP * tokens // (cluster * split_k)
+    x = steps_of(w.k) * 2 * STEP * tokens
+    if w.layout.is_scaled and w.layout.bits < 8:
+        x += 4 * -(-tokens // 8) * 8 * w.k // w.layout.group
+    return stages_bytes + partials + x // (cluster * split_k)

@@ -45,6 +45,11 @@ class Layout:
         """Whether groups have scales. GEMMs then need the sums of the activations of a group."""
         return not self.is_float and self.scales != "NONE"
 
+    @property
+    def is_table(self) -> bool:
+        """Whether codes index a table of values."""
+        return self.values.startswith("Table")
+
     @cached_property
     def chunk_bytes(self) -> int:
         """Bytes from a chunk (16 rows x chunk_k columns) to the next one, padding included."""

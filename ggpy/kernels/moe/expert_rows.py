@@ -52,7 +52,7 @@ def shared_bytes(layout: Layout, k: int, tiles: int) -> int:
 
 def unpacks_fast(layout: Layout) -> bool:
     """Whether codes lie in one plane and index no table."""
-    return layout.bits in (4, 8, 16) and not layout.values
+    return layout.bits in (4, 8, 16) and not layout.is_table
 
 
 class ExpertRows:

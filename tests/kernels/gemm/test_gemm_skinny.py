@@ -14,8 +14,11 @@ from ggpy.kernels.layout.pack import CODES, F16, PLAIN, UNIT
 from ggpy.kernels.layout.tile import ROWS
 
 EXACT = 1e-11  # relative squared error of f32 sums
-FORMATS = ["Q8_0", "F16", "I8", "F8_E4M3"]
-SHAPES = [(1, 256), (37, 384), (256, 2048)]  # tile rows of one CTA and of several; few chunks
+ROUNDED = 1e-10  # the same: tensor cores drop bits of products with subnormal codes
+EXACT_TYPES = ["Q8_0", "F16", "I8", "F8_E4M3"]
+SUMMED = ["Q4_K", "Q6_K", "Q2_K", "Q3_K", "Q4_0", "Q5_1", "IQ4_XS", "MXFP4"]
+FORMATS = [*EXACT_TYPES, *SUMMED]
+SHAPES = [(1, 256), (37, 512), (256, 2048)]  # tile rows of one CTA and of several; few chunks
 
 
 @pytest.fixture(params=["emulator", "hopper"])
@@ -29,7 +32,8 @@ def skinny(device):
 
 
 def close(y, w, x, scale=1.0):
-    return nmse(y, exact(w, x) * scale, energy(w, x)) <= EXACT
+    bound = ROUNDED if w.name in SUMMED else EXACT
+    return nmse(y, exact(w, x) * scale, energy(w, x)) <= bound
 
 
 @pytest.mark.parametrize("n", [1, 4, 7, 8, 9])
@@ -54,20 +58,24 @@ def test_every_layout(machine, name, shape, n):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", ["Q8_0", "F16"])
+@pytest.mark.parametrize("name", ["Q8_0", "F16", "Q4_K", "Q6_K"])
 def test_large(hopper, name, shape):
     """More tile rows than CTAs, in several rounds, in some of which only one group of warps has a
     tile row; and rows of which two CTAs have a half each, or four a quarter each.
     """
     rows, columns, n = shape
-    w = Weights(name, rows, columns)
-    x = tokens(n, w.columns)
-    (y,) = multiply(skinny(hopper), [w.tiled(hopper)], x)
+    w, product = Weights(name, rows, columns), skinny(hopper)
+    x, tiles = tokens(n, w.columns), w.tiled(hopper)
+    if name == "Q6_K" and n > 8 and columns == 14336:
+        assert product.config_for(tiles, n) is None  # x does not fit beside its chunks
+        return
+    (y,) = multiply(product, [tiles], x)
     assert close(y, w, x)
 
 
-def test_a_token_does_not_depend_on_others(machine, sharing):
-    w = Weights("Q8_0", 37, 512)
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "Q4_0"])
+def test_a_token_does_not_depend_on_others(machine, sharing, name):
+    w = Weights(name, 37, 1024)
     product, tiles, x = skinny(machine), w.tiled(machine), tokens(8, w.columns)
     (y,) = multiply(product, [tiles], x)
     for n in (1, 3, 5, 8):
@@ -137,9 +145,9 @@ def test_scales_of_rows(machine, name):
 
 
 @pytest.mark.parametrize("n", [1, 4, 5, 8, 9, 16])
-@pytest.mark.parametrize("name", ["Q8_0", "F16"])
+@pytest.mark.parametrize("name", ["Q8_0", "F16", "Q4_K", "Q6_K"])
 def test_a_deferred_norm(machine, sharing, name, n):
-    check_deferred_norm(skinny(machine), ROWS, name, (256, 512), n, behind=name)
+    check_deferred_norm(skinny(machine), ROWS, name, (512, 1024), n, behind=name)
 
 
 @pytest.mark.parametrize("n", [8, 16])
@@ -148,12 +156,13 @@ def test_a_deferred_norm_of_a_long_row(hopper, n):
 
 
 def test_under_sanitizers(emulated, sharing):
-    test_every_layout(emulated, "Q8_0", (37, 512), 8)
+    for name in ("Q8_0", "Q4_K", "Q6_K", "Q4_0"):
+        test_every_layout(emulated, name, (37, 1024), 8)
     test_add(emulated, sharing, 12)
     test_gate_and_up(emulated, sharing, "silu", 4, CODES, slow_producer=False)
 
 
-TYPES, EPILOGUES = tile_types(*FORMATS), ("STORE", "ADD", "GLU")
+TYPES, EPILOGUES = tile_types(*EXACT_TYPES), ("STORE", "ADD", "GLU")
 
 
 # The instances that the plan uses.
@@ -180,13 +189,21 @@ def test_nothing_spills_in_ctas_that_share_x(nvrtc, stages, types):
     check_nothing_spills("sm_90a", stages, 1, names)
 
 
-def check_nothing_spills(arch, stages, batch, instances):
+@pytest.mark.parametrize("stages", [2, 3])
+def test_the_loop_over_chunks_has_no_spills(nvrtc, stages):
+    """A few bytes spill around the loop where sums of activations take registers."""
+    each = [f"{t}, {n}, {e}" for t in tile_types("Q4_K", "Q6_K") for n in (4, 8) for e in EPILOGUES]
+    names = [f"{one}, {sharing}" for one in each for sharing in ("1, 1", "2, 1", "1, 4")]
+    check_nothing_spills("sm_90a", stages, 1, names, few=64)
+
+
+def check_nothing_spills(arch, stages, batch, instances, few=0):
     names = [f"gemm_skinny<{instance}>" for instance in instances]
     defines = {"WARPS": 16, "STAGES": stages, "BATCH": batch}
     found = compile_cubin("gemm/gemm_skinny.cu", arch, expressions=names, defines=defines).resources
     for name, r in found.items():
         assert r.shared <= STATIC_SHARED, f"{name} has {r.shared} bytes of its own"
-        assert max(r.spill_loads, r.spill_stores) == 0, f"{name} spills: {r}"
+        assert max(r.spill_loads, r.spill_stores) <= few, f"{name} spills: {r}"
     assert set(found) == set(names)
 
 
