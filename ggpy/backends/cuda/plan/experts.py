@@ -15,6 +15,7 @@ from ...interface import Layer, MoE
 from ..arrays import one_layout
 from .beside import BesidePlan, plan_beside
 from .problem import ProductPlan, StepClass
+from .products import PAIR
 
 if TYPE_CHECKING:
     from .layers import Planner, ResidualState
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 # With chunks of so many bytes, expert_rows has 64 KB in flight on an SM; less cannot hide latency.
 LEAST_CHUNK = 1344
 PAIRS_TO_COPY = 2  # pairs per expert; from here on experts in host memory are copied
+# Pairs per expert from which on pairs are sorted: elsewhere, on Hopper. There, fewer pairs are
+# sorted, too, if that saves reading SORTING_BYTES of experts on the device. An H100 reads them in
+# 10 us; sorting takes as long, since others wait for the router, and there are two launches more.
+PAIRS_TO_SORT = 1, 2
+SORTING_BYTES = 30_000_000
 LATE_TOKENS = 4  # for more tokens, choosing experts in all warps of GEMVs is slower than the router
 
 
@@ -76,8 +82,10 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
         gate_up = [f.shared.w_gate, f.shared.w_up]
         epilogue: Epilogue = "GLU" if planner.takes_glu(gate_up, s) else "STORE"
         shared = planner.product(gate_up, s, epilogue), planner.product([f.shared.w_down], s)
-    tile, n_pairs = sorted_tile(planner, choice, s), s.n_tokens * choice.n_used
-    on_host = any(w.on_host for w in (e.w_gate, e.w_up, e.w_down))
+    matrices, n_pairs = (e.w_gate, e.w_up, e.w_down), s.n_tokens * choice.n_used
+    on_host = any(w.on_host for w in matrices)
+    on_device = 0 if on_host else sum(w.nbytes for w in matrices) // choice.n_expert
+    tile = sorted_tile(planner, choice, s, on_device)
     copied = on_host and copies_experts(planner, choice, s)
     may_pack = planner.has_wgmma and together and not f.router.weighs_input
     may_pack = may_pack and (copied or not on_host)  # bulk copies cannot read host memory
@@ -100,15 +108,26 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
     )
 
 
-def sorted_tile(planner: Planner, choice: RouterChoice, s: StepClass) -> int:
-    """Rows of a work tile of sorted pairs; 0: pairs are not sorted. They are not if there is less
-    than one pair per expert, with batch invariance, or for a probe, which reads pairs in the order
-    of tokens. With one pair per expert, sorting saves a third of the reads of weights.
+def may_sort(planner: Planner, s: StepClass) -> bool:
+    """Whether pairs may be sorted: not with batch invariance, nor for a probe, which reads pairs in
+    the order of tokens.
     """
-    n_pairs = s.n_tokens * choice.n_used
-    if planner.batch_invariant or not s.fused or n_pairs < choice.n_expert:
-        return 0
-    return planner.kernels.experts.tile_rows(n_pairs, choice.n_expert)
+    return s.fused and not planner.batch_invariant
+
+
+def sorted_tile(planner: Planner, choice: RouterChoice, s: StepClass, expert_bytes: int) -> int:
+    """Rows of a work tile of sorted pairs; 0: pairs are not sorted. Sorted pairs read an expert
+    once; pairs that are not sorted read it once each. expert_bytes: of an expert on the device; 0:
+    they are in host memory.
+    """
+    n_expert, n_pairs = choice.n_expert, s.n_tokens * choice.n_used
+    chosen = n_expert * (1 - (1 - choice.n_used / n_expert) ** s.n_tokens)  # experts, on average
+    measured = planner.has_wgmma and expert_bytes > 0
+    saves = (n_pairs - chosen) * expert_bytes >= SORTING_BYTES
+    saves = saves and measured and s.n_tokens > PAIR  # two tokens keep their bits
+    many = n_pairs >= PAIRS_TO_SORT[measured] * n_expert
+    sorts = may_sort(planner, s) and (saves or many)
+    return planner.kernels.experts.tile_rows(n_pairs, n_expert) if sorts else 0
 
 
 def few_rows_tile(planner: Planner, e: Experts, n_pairs: int, may_pack: bool) -> int:
@@ -126,5 +145,5 @@ def copies_experts(planner: Planner, choice: RouterChoice, s: StepClass) -> bool
     Sorted pairs read each chosen expert once; with two pairs per expert, 86 % of all experts are
     chosen. Pairs that are not sorted read an expert for each pair.
     """
-    least = PAIRS_TO_COPY if sorted_tile(planner, choice, s) else 1
+    least = PAIRS_TO_COPY if may_sort(planner, s) else 1
     return s.n_tokens * choice.n_used >= least * choice.n_expert

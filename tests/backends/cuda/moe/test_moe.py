@@ -198,16 +198,24 @@ def test_a_layer_norm_before_experts(emulator) -> None:
     assert nmse(y - x, (expected - x).astype(np.float64)) <= 3e-6
 
 
-def test_pairs_are_sorted_if_there_is_one_for_each_expert(emulator) -> None:
+def test_pairs_are_sorted_if_that_saves_reading(emulator) -> None:
+    """On Hopper, Qwen3-30B-A3B from 8 tokens on, small experts from two pairs an expert on;
+    elsewhere from one pair an expert on.
+    """
     from ggpy.backends.cuda.plan import StepClass, sorted_tile
 
-    def tile(n: int, n_expert: int = 128, fused: bool = True, **options: Any) -> int:
-        choice = RouterChoice(n_expert, 8)
-        step = StepClass(n, n, True, True, fused)
-        return sorted_tile(Cuda(emulator, **options).context.planner, choice, step)
+    def tile(n: int, nbytes: int, hopper: bool = True, fused: bool = True, **options: Any) -> int:
+        planner = Cuda(emulator, **options).context.planner
+        planner.has_wgmma = hopper
+        choice, step = RouterChoice(128, 8), StepClass(n, n, True, True, fused)
+        return sorted_tile(planner, choice, step, nbytes)
 
-    assert [tile(n) for n in (1, 15, 16, 64, 2048)] == [0, 0, 16, 16, 64]
-    assert tile(64, fused=False) == tile(64, batch_invariant=True) == 0
+    qwen3, small = 2_900_000, 50_000
+    assert [tile(n, qwen3) for n in (1, 7, 8, 64, 2048)] == [0, 0, 16, 16, 64]
+    assert [tile(n, small) for n in (1, 31, 32, 2048)] == [0, 0, 16, 64]
+    assert [tile(n, qwen3, hopper=False) for n in (1, 15, 16, 64)] == [0, 0, 16, 16]
+    assert [tile(n, 100 * qwen3) for n in (2, 3)] == [0, 16]  # two keep their bits
+    assert tile(64, qwen3, fused=False) == tile(64, qwen3, batch_invariant=True) == 0
 
 
 PACKED = [("softmax", 130, 64), ("gpt-oss", 140, 64), ("two types", 129, 64)]

@@ -289,8 +289,9 @@ def test_experts_that_are_read_where_they_lie_are_not_packed(emulator, tiny_path
     planner.has_wgmma = True
     first, second = model.decoder.layers[:2]
     router = first.ffn.router
-    n = -(-first.ffn.experts.w_up.n_experts // router.n_used)  # a pair an expert
-    plans = [planner.moe(layer, StepClass(n, n, True, True, True)) for layer in (first, second)]
+    one = -(-first.ffn.experts.w_up.n_experts // router.n_used)  # tokens of a pair an expert
+    steps = [StepClass(n, n, True, True, True) for n in (one, 2 * one)]
+    plans = [planner.moe(*given) for given in zip((first, second), steps, strict=True)]
     assert [(plan.packed, plan.few_rows, plan.copied) for plan in plans] == [
         (False, True, False),
         (True, False, False),
