@@ -123,12 +123,10 @@ def test_without_a_gpu_it_says_why(tool: Tool, capsys: pytest.CaptureFixture[str
 
 
 def test_on_a_gpu(gpu: Any, tool: Tool, capsys: pytest.CaptureFixture[str]) -> None:
-    """A product and attention take some microseconds, and not much less than they can. Beside
-    other tests, limits are measured up to 15 % too low.
-    """
+    """A product and attention take some microseconds, and no more than they can."""
     module = tool("bench_kernels")
     words = ["-k", "^(product Llama-3.1-8B ffn_down Q8_0|attend Llama-3.1-8B)", "-o", "json"]
     assert module.main(words) == 0
     for row in json.loads(capsys.readouterr().out)["rows"]:
         assert not row["error"] and 1 < row["us"] < 10_000 and row["registers"] > 8
-        assert 0 < row["percent_of_limit"] < 130
+        assert 0 < row["percent_of_limit"] < 110

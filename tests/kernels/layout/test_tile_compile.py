@@ -130,7 +130,9 @@ def test_every_layout(instance):
     [("sm_75", INSTANCES[2:3]), ("sm_120", INSTANCES[2:3]), ("sm_90a", INSTANCES[4:])],
 )
 def test_every_kind_of_codes(arch, instances):
-    check_nothing_spills(product(arch, [f"{t}, {i}" for t in KINDS for i in instances]))
+    """A word of IQ4_XS spills as sm_75, before the loop over chunks and after it."""
+    found = product(arch, [f"{t}, {i}" for t in KINDS for i in instances])
+    check_nothing_spills(found, spilled=4 if arch == "sm_75" else 0)
 
 
 @pytest.mark.parametrize("warps", [8, 16])
