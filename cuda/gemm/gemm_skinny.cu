@@ -16,8 +16,9 @@
 //
 // SPLIT_K CTAs are no cluster, because clusters of more than two would leave too many SMs idle.
 //
-// Integer codes become f16 exactly, without their scale, and the f32 sums are multiplied by the scales after the MMA:
-// codes of 8 bits without their zero point, others as in scaled_sums.cuh.
+// Integer codes become f16 exactly, without their scale, and the f32 sums are multiplied by the scales after the MMA.
+// The zero point of 8-bit codes is subtracted before the MMA; for other codes see scaled_sums.cuh.
+//
 // Each warp stores its sums of a tile row. They are reduced in a fixed order, BATCH rounds at a time, after a barrier
 // that a warp reaches only when its sums of the next round are computed, so that warps rarely wait for each other.
 //

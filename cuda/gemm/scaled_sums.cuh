@@ -54,8 +54,8 @@ struct ScaledSums {
     float acc[N][4];
     float part[T::HAS_SUB ? N : 1][4];  // HAS_SUB: of a chunk, without its scale
     ChunkScales<T> scales;
-    uint32_t
-        lane_scales[T::HAS_SUB ? T::GROUPS / 4 : 1];  // HAS_SUB: scales that the lane converts: f16 (row g, row g + 8)
+    // HAS_SUB: the scales that the lane converts, f16 (row g, row g + 8)
+    uint32_t lane_scales[T::HAS_SUB ? T::GROUPS / 4 : 1];
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -194,7 +194,7 @@ struct ScaledSums {
         c[0] = ZERO ? sum.x : 0.0f, c[1] = ZERO ? sum.y : 0.0f;
         c[2] = c[0] * ratio, c[3] = c[1] * ratio;
     }
-    // Adds the products of group G of the chunk, which lies in 32-column group J of its step.
+    // Adds the products of group G of the chunk, which lies in 32-column group J.
     template <int G, int J>
     __device__ __forceinline__ void add(int n, const float (&c)[4], const float2& sum) {
         const RowScales s = scale<G, J>();

@@ -42,7 +42,7 @@ ASSERTS = struct_asserts(ExpertRowsArgs)
 
 
 def shared_bytes(layout: Layout, k: int, tiles: int) -> int:
-    """Bytes of dynamic shared memory of a CTA whose warps multiply `tiles` tile rows at once."""
+    """Bytes of dynamic shared memory of a CTA. tiles: tile rows that a warp multiplies together."""
     columns = layout.chunks(k) * layout.chunk_k
     narrow = layout.group == 16 or layout.is_float
     x = ROWS * (2 * columns + (32 if narrow else 64))

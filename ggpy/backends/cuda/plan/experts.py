@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 # With chunks of so many bytes, expert_rows has 64 KB in flight on an SM; less cannot hide latency.
 LEAST_CHUNK = 1344
 PAIRS_TO_COPY = 2  # pairs per expert; from here on experts in host memory are copied
-# Pairs per expert from which on pairs are sorted: elsewhere, on Hopper. There, fewer pairs are
-# sorted, too, if that saves reading SORTING_BYTES of experts on the device. An H100 reads them in
-# 10 us; sorting takes as long, since others wait for the router, and there are two launches more.
-PAIRS_TO_SORT = 1, 2
+# Sorting pairs takes an H100 about as long as reading so many bytes, 10 us: others wait for the
+# router, and there are two launches more.
 SORTING_BYTES = 30_000_000
+PAIRS_TO_SORT = 2  # pairs per expert; from here on pairs are sorted whatever that saves
 LATE_TOKENS = 4  # for more tokens, choosing experts in all warps of GEMVs is slower than the router
 
 
@@ -84,8 +83,8 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
         shared = planner.product(gate_up, s, epilogue), planner.product([f.shared.w_down], s)
     matrices, n_pairs = (e.w_gate, e.w_up, e.w_down), s.n_tokens * choice.n_used
     on_host = any(w.on_host for w in matrices)
-    on_device = 0 if on_host else sum(w.nbytes for w in matrices) // choice.n_expert
-    tile = sorted_tile(planner, choice, s, on_device)
+    expert_bytes = 0 if on_host else sum(w.nbytes for w in matrices) // choice.n_expert
+    tile = sorted_tile(planner, choice, s, expert_bytes)
     copied = on_host and copies_experts(planner, choice, s)
     may_pack = planner.has_wgmma and together and not f.router.weighs_input
     may_pack = may_pack and (copied or not on_host)  # bulk copies cannot read host memory
@@ -118,15 +117,20 @@ def may_sort(planner: Planner, s: StepClass) -> bool:
 def sorted_tile(planner: Planner, choice: RouterChoice, s: StepClass, expert_bytes: int) -> int:
     """Rows of a work tile of sorted pairs; 0: pairs are not sorted. Sorted pairs read an expert
     once; pairs that are not sorted read it once each. expert_bytes: of an expert on the device; 0:
-    they are in host memory.
+    experts are in host memory.
+
+    Where sorting pays was measured on Hopper, with experts on the device. Elsewhere pairs are
+    sorted from one pair per expert on.
     """
     n_expert, n_pairs = choice.n_expert, s.n_tokens * choice.n_used
-    chosen = n_expert * (1 - (1 - choice.n_used / n_expert) ** s.n_tokens)  # experts, on average
-    measured = planner.has_wgmma and expert_bytes > 0
-    saves = (n_pairs - chosen) * expert_bytes >= SORTING_BYTES
-    saves = saves and measured and s.n_tokens > PAIR  # two tokens keep their bits
-    many = n_pairs >= PAIRS_TO_SORT[measured] * n_expert
-    sorts = may_sort(planner, s) and (saves or many)
+    if planner.has_wgmma and expert_bytes > 0:
+        chosen = n_expert * (1 - (1 - choice.n_used / n_expert) ** s.n_tokens)  # on average
+        saves = (n_pairs - chosen) * expert_bytes >= SORTING_BYTES
+        sorts = n_pairs >= PAIRS_TO_SORT * n_expert
+        sorts = sorts or (saves and s.n_tokens > PAIR)  # two tokens keep their bits
+    else:
+        sorts = n_pairs >= n_expert
+    sorts = sorts and may_sort(planner, s)
     return planner.kernels.experts.tile_rows(n_pairs, n_expert) if sorts else 0
 
 

@@ -30,9 +30,10 @@ Activations = Literal["f16", "q8_1"]  # activations that quantised blocks are mu
 GemmChoice = Literal["auto", "cublas"]
 
 WGMMA_TOKENS = 5  # least number of tokens for which GemmWgmma is faster than GemmDecode
-# least and most tokens of GemmSkinny for weights of 8 bits or more, of fewer bits, of codes that
-# index a table
-SKINNY_TOKENS = ((2, 16), (3, 8), (WGMMA_TOKENS, 8))
+# least and most tokens of GemmSkinny
+SKINNY_TOKENS = 2, 16  # for weights of 8 bits or more
+SKINNY_TOKENS_FEW_BITS = 3, 8
+SKINNY_TOKENS_TABLE = WGMMA_TOKENS, 8  # for codes that index a table
 SKINNY_COLUMNS = 2048  # least k for which GemmSkinny is faster than the other kernels
 # for up to PAIR tokens, GemmSkinny needs matrices of at least PAIR_SIZE rows and columns
 PAIR, PAIR_SIZE = 2, 4096
@@ -214,7 +215,7 @@ class ProductPlanner:
         """Whether GEMMs of n_tokens tokens with these tiles defer norms to each other; without
         tiles: whether any GEMMs do.
         """
-        if not self.has_skinny or not SKINNY_TOKENS[0][0] <= n_tokens <= DEFERRED_TOKENS:
+        if not self.has_skinny or not SKINNY_TOKENS[0] <= n_tokens <= DEFERRED_TOKENS:
             return False
         skinny = (self.is_skinny(w, n_tokens) and w.n_rows % UNIT == 0 for w in tiles)
         return n_tokens <= self.kernels.deferred_tokens or all(skinny)
@@ -222,6 +223,8 @@ class ProductPlanner:
 
 def is_faster_skinny(layout: Layout, n_rows: int, k: int, n_tokens: int) -> bool:
     """Whether GemmSkinny is the fastest kernel, if x fits in shared memory."""
-    least, most = SKINNY_TOKENS[2 if layout.is_table else layout.bits < 8]
+    least, most = SKINNY_TOKENS
+    if layout.bits < 8:
+        least, most = SKINNY_TOKENS_TABLE if layout.is_table else SKINNY_TOKENS_FEW_BITS
     large = n_tokens > PAIR or min(n_rows, k) >= PAIR_SIZE
     return least <= n_tokens <= most and large and k >= SKINNY_COLUMNS and k % UNIT == 0
