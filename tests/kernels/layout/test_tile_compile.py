@@ -132,7 +132,12 @@ def test_every_layout(instance):
 def test_every_kind_of_codes(arch, instances):
     """A word of IQ4_XS spills as sm_75, before the loop over chunks and after it."""
     found = product(arch, [f"{t}, {i}" for t in KINDS for i in instances])
-    check_nothing_spills(found, spilled=4 if arch == "sm_75" else 0)
+    if arch == "sm_75":
+        (layout,) = tile_types("IQ4_XS")
+        spills = {name: r for name, r in found.items() if layout in name}
+        check_nothing_spills(spills, spilled=4)
+        found = {name: r for name, r in found.items() if name not in spills}
+    check_nothing_spills(found)
 
 
 @pytest.mark.parametrize("warps", [8, 16])
