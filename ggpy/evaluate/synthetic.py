@@ -4,8 +4,9 @@
 tensors are those that the architecture declares. The values of weights affect speed only by the
 power that toggling bits takes, and random blocks take as much as quantised normal numbers (LOG.md).
 So each format has one pool of random blocks, which is repeated, and every tensor is a view of it: a
-model of any size takes the memory of the largest tensor of each format. Nothing here knows what the
-model is for.
+model of any size takes the memory of the largest tensor of each format, and of its embedding table.
+The values of that table are larger than what a layer adds to them, and biases are 0: so tokens
+differ in all layers, and choose experts evenly. Nothing here knows what the model is for.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ POOL = 1 << 22  # random weights of a format, about
 SMALLER = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}  # for rows that are no multiple of 256
 SMALLEST = "Q4_0"  # replaces all other formats of 256 weights for such rows
 OUTPUT_OF_ROWS = "Q8_0"  # output and embedding table of types with a scale for each row
+TABLE = "token_embd.weight"
+# Root mean square of its values. What attention adds is the same for all tokens, or nearly, and of
+# size 1: beside an x of 8 it grows by 1 % a layer, beside a smaller one tokens become alike.
+TABLE_RMS = 8.0
 VALUES = 100.0  # root mean square of 8-bit numbers that have a scale for each row
 EXPERT_MIX, OUTPUT_OF_EXPERT_MIX = "MXFP4_MOE", "Q8_0"  # as in files of gpt-oss
 OF_SEVERAL = (*MIXED, EXPERT_MIX)  # types whose matrices have several formats
@@ -43,7 +48,7 @@ OUTPUT_OF_K = "Q6_K"  # of models in Q2_K to Q5_K, as in most files
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The dimensions of a known model: an entry of models/shapes.json."""
 
     name: str
@@ -54,19 +59,19 @@ class Shape:
 
 
 @cache
-def shapes() -> dict[str, Shape]:
+def shapes() -> dict[str, ModelShape]:
     """All shapes by name."""
     entries = json.loads((data_dir("models") / "shapes.json").read_text(encoding="utf-8"))
-    return {name: Shape(name=name, **entry) for name, entry in entries.items()}
+    return {name: ModelShape(name=name, **entry) for name, entry in entries.items()}
 
 
-def dimensions(shape: Shape) -> Dimensions:
+def dimensions(shape: ModelShape) -> Dimensions:
     """The sizes of a model of this shape."""
     architecture = architectures()[shape.architecture]
     return architecture.dimensions(Config(_metadata(shape), shape.architecture), shape.n_vocab)
 
 
-def parse(spec: str) -> tuple[Shape, str, str]:
+def parse(spec: str) -> tuple[ModelShape, str, str]:
     """(shape, type, format of the output) of "SHAPE:TYPE" or "SHAPE:TYPE/OUTPUT"; ValueError.
 
     The type is a format, one of OF_SEVERAL, or one of `mix.BY_ROW`, whose matrices have a scale for
@@ -138,7 +143,7 @@ class Synthetic:
         self.close()
 
 
-def _metadata(shape: Shape) -> dict[str, Any]:
+def _metadata(shape: ModelShape) -> dict[str, Any]:
     """Metadata without a tokenizer, because benchmarks make their own ids."""
     settings = {
         f"{shape.architecture}.{key}": np.array(value) if isinstance(value, list) else value
@@ -170,14 +175,16 @@ def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
     formats = _formats(model, sizes, shapes)
     largest: dict[str, int] = {}
     for name, format in formats.items():
-        if len(shapes[name]) > 1:
+        if len(shapes[name]) > 1 and name != TABLE:
             nbytes = _nbytes(format, shapes[name])
             largest[format.name] = max(largest.get(format.name, 0), nbytes)
     rms = sizes.n_embd**-0.5  # products of a normalised x keep its magnitude: no overflow in f16
     pools = {f: _Pool(by_name(f), n, rms, seed, model.rows) for f, n in largest.items()}
+    table = _Pool(formats[TABLE], _nbytes(formats[TABLE], shapes[TABLE]), TABLE_RMS, seed)
     found = {}
     for name, size in shapes.items():
         pool = pools.get(formats[name].name) if len(size) > 1 else None
+        pool = table if name == TABLE else pool
         found[name] = pool.tensor(name, size) if pool else _constant(name, size, _value(name))
         if pool and pool.row_scale:
             found[scale_of(name)] = _constant(scale_of(name), size[:1], pool.row_scale)
@@ -189,7 +196,11 @@ def _repeated(pool: NDArray[np.uint8], times: int) -> NDArray[np.uint8]:
 
 
 def _value(name: str) -> float:
-    """The value of all elements of a vector: 1 for norms, and -1 where a state decays by it."""
+    """The value of all elements of a vector: 1 for norms, -1 where a state decays by it, 0 for
+    biases, which would make tokens alike.
+    """
+    if name.endswith(".bias"):
+        return 0.0
     return -1.0 if name.endswith("ssm_a") else 1.0
 
 
@@ -220,8 +231,8 @@ def _format_of(model: Synthetic, name: str, shape: tuple[int, ...]) -> Format:
     """
     if len(shape) == 1 or name.endswith((".bias", "ffn_gate_inp.weight", TAPS)):
         return by_name("F32")
-    is_output = name == ("token_embd.weight" if model.shape.tied else "output.weight")
-    is_table = is_output or name == "token_embd.weight"
+    is_output = name == (TABLE if model.shape.tied else "output.weight")
+    is_table = is_output or name == TABLE
     rows = model.rows if len(shape) == 2 and not is_table else None
     if rows is not None and shape[1] % rows.block_size == 0:
         return rows

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from counting_device import CountingDevice
 from devices import open_device
 
 from ggpy.backends.cuda.backend import Cuda
+from ggpy.backends.numpy import moe
 from ggpy.backends.numpy.backend import Reference
 from ggpy.bench.kernels.ceilings import Ceilings
 from ggpy.bench.runs import Bench, Loaded, Result, Run, n_pages, run_model
@@ -53,6 +56,36 @@ def test_a_prompt_is_evaluated_in_chunks() -> None:
 def test_the_context_is_evaluated_before_the_clock_starts() -> None:
     assert steps_of(Test(10, 0, n_depth=100)) == [(list(range(100, 110)), [9])]
     assert steps_of(Test(0, 3, n_depth=100)) == [([p], [0]) for p in (100, 101, 102)]
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "Qwen3-30B-A3B", "GLM-4.5-Air"])
+def test_tokens_choose_experts_as_evenly_as_the_limit_supposes(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """In a narrow model of three layers: 32 sequences, and a prompt."""
+    known = synthetic.shapes()[name]
+    sizes = {"block_count": 3, "embedding_length": 256}
+    sizes |= {"attention.head_count": 8, "attention.head_count_kv": 4}
+    sizes |= {"feed_forward_length": 256, "expert_feed_forward_length": 256}
+    small = replace(known, n_vocab=1000, settings={**known.settings, **sizes})
+    monkeypatch.setitem(synthetic.shapes(), name, small)
+    chosen: list[Any] = []
+    real = moe.route
+
+    def route(n: Any, router: Any) -> Any:
+        found = real(n, router)
+        chosen.append(found[0])
+        return found
+
+    monkeypatch.setattr(moe, "route", route)
+    tests = [Test(0, 4, n_seq=32), Test(32, 0)]
+    loaded = Loaded(bench(model=Synthetic(f"{name}:Q8_0")), tests, CEILINGS)
+    for test in tests:
+        chosen.clear()
+        Run(loaded, test).once()
+        counts = [len(np.unique(ids)) for ids in chosen if len(ids) == 32]
+        expected = (1 - (1 - loaded.work.share) ** 32) * known.settings["expert_count"]
+        assert np.mean(counts) == pytest.approx(expected, rel=0.06)
 
 
 def test_sequences_generate_together() -> None:
@@ -124,7 +157,7 @@ def test_experts_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes |= {"attention.key_length": 32, "attention.value_length": 32}
     sizes |= {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 128}
     sizes |= {"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0}
-    shape = synthetic.Shape("few", "qwen3moe", 256, False, sizes)
+    shape = synthetic.ModelShape("few", "qwen3moe", 256, False, sizes)
     monkeypatch.setattr(synthetic, "shapes", lambda: {"few": shape})
     device = CountingDevice()
     case = Bench(lambda: Synthetic("few:Q8_0"), lambda: Cuda(device), "few", repetitions=1)

@@ -92,7 +92,7 @@ class FittingDevice(CountingDevice):
         return bytes(128)
 
 
-def shallow(name: str) -> synthetic.Shape:
+def shallow(name: str) -> synthetic.ModelShape:
     """The shape with as few layers as show all kinds of layers."""
     shape = synthetic.shapes()[name]
     n = min(shape.settings["block_count"], LAYERS.get(shape.architecture, 2))
