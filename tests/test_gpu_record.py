@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,18 @@ def test_the_kernels_are_those_that_ran_on_a_gpu(arch: str) -> None:
     assert tests["passed"] > 0 and not record_gpu.bad(tests), f"no success: {tests}; {RENEW}"
     assert run["gpu"] and run["cuda compiler"]
     assert run["compiled for"].partition("_")[2] == arch.partition("_")[2]
+
+
+@pytest.mark.parametrize("arch", record_gpu.ARCHITECTURES)
+def test_replaced_tests_failed_for_a_reason_and_exist_no_more(arch: str) -> None:
+    tests = record_gpu.read(record_gpu.RECORD)[arch]["tests"]
+    for name, reason in tests.get("replaced", {}).items():
+        module, _, rest = name.partition("::")
+        file = f"{module.replace('.', '/')}.py"
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", file]
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert name in tests["failed"] and len(reason.split()) > 5
+        assert f"{file}::" in found.stdout and f"{file}::{rest}\n" not in found.stdout
 
 
 @pytest.fixture
@@ -115,6 +129,7 @@ def test_results_of_a_report() -> None:
         "not imported": ["tests.serve.test_chat"],
     }
     assert record_gpu.bad(tests) == failed[:2]
+    assert record_gpu.bad({**tests, "replaced": {"tests.kernels.a::four": "why"}}) == failed[:1]
     missing = ["tests.kernels.b"]
     assert record_gpu.bad({"failed": [], "not imported": missing}) == missing
 

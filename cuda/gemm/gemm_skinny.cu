@@ -309,7 +309,7 @@ struct SkinnySums<T, TOKENS, true> {
         }
     }
     __device__ __forceinline__ float2 sum(int n, int h) const {
-        return make_float2(sums.acc[n][2 * h] * (1.0f / CODE_UNIT), sums.acc[n][2 * h + 1] * (1.0f / CODE_UNIT));
+        return make_float2(sums.acc[n][2 * h] * sums.UNIT, sums.acc[n][2 * h + 1] * sums.UNIT);
     }
 };
 

@@ -14,17 +14,21 @@ __device__ __forceinline__ float sum_of_halves(const uint4& v) {
     return ((a.x + a.y) + (b.x + b.y)) + ((c.x + c.y) + (d.x + d.y));
 }
 
-// The sums of the activations of groups, in shared memory, eight tokens after eight tokens: f32 [groups][8], or, PAIRED,
-// the B operands of an MMA of eight groups, [groups / 8][lane][2]: means as f16, then what these lack.
+// The sums of the activations of groups, in shared memory, eight tokens after eight tokens.
+//
+//        MIN      the sums: f32 [groups][8]
+//        ZEROS    times the zero point, for rows g and g + 8, in the order of an accumulator: f32 [groups][t][4]
+//        PAIRED   the B operands of an MMA of eight groups: [groups / 8][lane][2], means as f16, then what these lack
 template <class T>
 struct ActivationSums {
     static constexpr bool NEEDED = T::SCALED && (T::MIN || T::ZERO != 0), PAIRED = T::HAS_SUB;
-    static constexpr int FLOATS = 8;  // of a group
+    static constexpr bool ZEROS = NEEDED && !PAIRED && T::ZERO != 0;
+    static constexpr int FLOATS = ZEROS ? 16 : 8;  // of a group
 
-    // The number that unpack() returns for the zero point of 32-column group J, row half H.
+    // What unpack() returns for the zero point of 32-column group J, row half H.
     template <int J, int H>
     static __device__ __forceinline__ constexpr float zero() {
-        return T::ZERO * T::template shift<J, H>();
+        return T::ZERO * T::template shift<J, H>() * CODE_UNIT;
     }
     // Stores the sum of a group's activations of token 0 ... 7, times what is multiplied by it.
     static __device__ __forceinline__ void put(float* sums, int token, int group, float sum) {
@@ -34,23 +38,31 @@ struct ActivationSums {
             __half* dst =
                 reinterpret_cast<__half*>(sums) + ((group / 8 * 8 + token) * 4 + group % 8 / 2) * 4 + group % 2;
             dst[0] = high, dst[2] = __float2half_rn(mean - __half2float(high));
-        } else {
+        } else if constexpr (ZEROS) {
             const bool odd = group * T::GROUP / 32 & 1;
-            sums[group * FLOATS + token] = sum * (CODE_UNIT * (T::MIN ? 1.0f : odd ? -zero<1, 0>() : -zero<0, 0>()));
+            float* dst = sums + group * FLOATS + token / 2 * 4 + token % 2;
+            dst[0] = sum * (odd ? -zero<1, 0>() : -zero<0, 0>());
+            dst[2] = sum * (odd ? -zero<1, 1>() : -zero<0, 1>());
+        } else {
+            sums[group * FLOATS + token] = sum * CODE_UNIT;
         }
     }
     // Where those of a lane begin, if there are TOKENS tokens.
     template <int TOKENS = 8>
     static __device__ __forceinline__ int lane_offset(int lane) {
-        return 2 * (PAIRED ? lane % (4 * min(TOKENS, 8)) : lane % min(TOKENS / 2, 4));
+        return FLOATS / 4 * (PAIRED ? lane % (4 * min(TOKENS, 8)) : lane % min(TOKENS / 2, 4));
     }
 };
 
-// A lane's sums of a tile row: of rows g and g + 8, times tokens 2 t and 2 t + 1 of each of N times eight.
+// A lane's sums of a tile row, in UNIT: of rows g and g + 8, times tokens 2 t and 2 t + 1 of each of N times eight.
 template <class T, int N>
 struct ScaledSums {
     using X = ActivationSums<T>;
+    // Scales that are powers of two are multiplied as they are, by as many times the f16 code that unpack() returns.
+    static constexpr bool POWERS = T::SCALES == Scales::E8 && T::VALUES::TABLE;
+    static constexpr float UNIT = (T::SCALED ? 1.0f / CODE_UNIT : 1.0f) * (POWERS ? 0.5f / T::VALUES::SCALE : 1.0f);
     int lane;
+    typename T::VALUES::Words words;  // constants, unless the kernel keeps them
     float acc[N][4];
     float part[T::HAS_SUB ? N : 1][4];  // HAS_SUB: of a chunk, without its scale
     ChunkScales<T> scales;
@@ -87,8 +99,8 @@ struct ScaledSums {
     template <int J, int CODES_J, class Codes>
     __device__ __forceinline__ void multiply_columns(const Codes& codes, int n, const uint4& b, const float* sums) {
         uint32_t a[2][4];
-        codes.template unpack<CODES_J, 0>(a[0]);
-        codes.template unpack<CODES_J, 1>(a[1]);
+        codes.template unpack<CODES_J, 0>(a[0], words);
+        codes.template unpack<CODES_J, 1>(a[1], words);
         constexpr int G = J * (32 / T::GROUP);
         if constexpr (!T::SCALED) {
             mma_m16n8k16_f16(acc[n], a[0], {b.x, b.y});
@@ -96,14 +108,14 @@ struct ScaledSums {
         } else if constexpr (T::GROUP == 32) {
             const float2 sum = sum_of(sums, G);
             float c[4];
-            begin<J>(c, sum);
+            begin(c, sums, G);
             mma_m16n8k16_f16(c, a[0], {b.x, b.y});
             mma_m16n8k16_f16(c, a[1], {b.z, b.w});
             add<G, J>(n, c, sum);
         } else {
             const float2 sum[2] = {sum_of(sums, G), sum_of(sums, G + 1)};
             float c[2][4];
-            begin<J>(c[0], sum[0]), begin<J>(c[1], sum[1]);
+            begin(c[0], sums, G), begin(c[1], sums, G + 1);
             mma_m16n8k16_f16(c[0], a[0], {b.x, b.y});
             mma_m16n8k16_f16(c[1], a[1], {b.z, b.w});
             add<G, J>(n, c[0], sum[0]), add<G + 1, J>(n, c[1], sum[1]);
@@ -181,18 +193,16 @@ struct ScaledSums {
         constexpr float low = T::SUB_UNIT / T::template shift<J, 0>(), high = T::SUB_UNIT / T::template shift<J, 1>();
         return __floats2half2_rn(low * x, high * x);
     }
-    // The sums of a group, of the lane's two tokens.
+    // MIN: the sums of a group, of the lane's two tokens.
     static __device__ __forceinline__ float2 sum_of(const float* sums, int group) {
-        if constexpr (!X::NEEDED || X::PAIRED) return make_float2(0.0f, 0.0f);
+        if constexpr (!X::NEEDED || X::PAIRED || X::ZEROS) return make_float2(0.0f, 0.0f);
         return *reinterpret_cast<const float2*>(sums + group * X::FLOATS);
     }
-    // What the products of a group are added to: 0, or its zero points, those of unpacked codes of 32-column group J.
-    template <int J>
-    static __device__ __forceinline__ void begin(float (&c)[4], const float2& sum) {
-        constexpr bool ZERO = T::ZERO != 0 && !X::PAIRED;
-        constexpr float ratio = T::template shift<J, 1>() / T::template shift<J, 0>();
-        c[0] = ZERO ? sum.x : 0.0f, c[1] = ZERO ? sum.y : 0.0f;
-        c[2] = c[0] * ratio, c[3] = c[1] * ratio;
+    // What the products of a group are added to: 0, or its zero points.
+    static __device__ __forceinline__ void begin(float (&c)[4], const float* sums, int group) {
+        float4 first = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if constexpr (X::ZEROS) first = *reinterpret_cast<const float4*>(sums + group * X::FLOATS);
+        c[0] = first.x, c[1] = first.y, c[2] = first.z, c[3] = first.w;
     }
     // Adds the products of group G of the chunk, which lies in 32-column group J.
     template <int G, int J>
@@ -211,6 +221,10 @@ struct ScaledSums {
         if constexpr (T::HAS_SUB) {
             const float2 d = half2_to_float2(__shfl_sync(0xffffffffu, lane_scales[G / 8 * 2 + G % 2], G % 8 / 2, 4));
             return {{d.x, d.y}, {0.0f, 0.0f}};
+        } else if constexpr (POWERS) {
+            constexpr int from_bit = 16 * (G & 1);
+            const uint32_t word = scales.sc[G / 2];
+            return {{power_bits<from_bit>(word), power_bits<from_bit + 8>(word)}, {0.0f, 0.0f}};
         } else {
             RowScales r = scales.template get<G>();
             r.d[0] *= 1.0f / T::template shift<J, 0>(), r.d[1] *= 1.0f / T::template shift<J, 1>();

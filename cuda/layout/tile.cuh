@@ -59,7 +59,13 @@ enum class Scales {
 // ---- the values of codes -----------------------------------------------------------------------------------------
 // zero(bits) is the zero point: the weight is scale * (code - zero).
 
+// The registers of values that need none; see Table::Words.
+struct NoWords {
+    static __device__ __forceinline__ NoWords kept(int) { return {}; }
+};
+
 struct Integers {
+    using Words = NoWords;
     static constexpr bool TABLE = false, SPLIT = false;
     static constexpr int SCALE = 1;
     // Two-bit codes are the digits -1, 0, 1.
@@ -68,6 +74,7 @@ struct Integers {
 
 // 8-bit floats: sign, four bits of exponent, three bits of mantissa.
 struct E4M3 {
+    using Words = NoWords;
     static constexpr bool TABLE = false, SPLIT = false;
     static constexpr int SCALE = 1;
     static __device__ __forceinline__ constexpr int zero(int) { return 0; }
@@ -126,6 +133,16 @@ struct Table {
     static __device__ __forceinline__ constexpr uint32_t word(int i) {
         return pack4(looked_up(4 * i), looked_up(4 * i + 1), looked_up(4 * i + 2), looked_up(4 * i + 3));
     }
+    // The words of a table that a look-up needs in registers, because a PRMT takes one constant.
+    struct Words {
+        uint32_t first = word(0), third = word(2);
+        // Registers for the whole kernel; the compiler otherwise sets them again for each look-up. `lane` must be kept(),
+        // so that the compiler does not know that it is below 32. All lanes of the warp must call it.
+        static __device__ __forceinline__ Words kept(int lane) {
+            const uint32_t zero = lane / 32;
+            return {::kept(word(0) + zero), ::kept(word(2) + zero)};
+        }
+    };
     static __device__ __forceinline__ constexpr uint32_t sizes(int i) {
         const int sign = i < 2 ? SIGN : -SIGN;
         return pack4(sign * value(4 * i), sign * value(4 * i + 1), sign * value(4 * i + 2), sign * value(4 * i + 3));
@@ -140,21 +157,22 @@ struct Table {
     }
     // Looks up four of a word's eight 3-bit codes: the lower four, or the UPPER four.
     template <bool UPPER>
-    static __device__ __forceinline__ uint32_t look_up3(uint32_t codes) {
-        constexpr uint32_t low = word(0), high = word(1);
-        return permute_bytes(low, high, codes >> (UPPER ? 16 : 0));
+    static __device__ __forceinline__ uint32_t look_up3(uint32_t codes, const Words& words) {
+        constexpr uint32_t high = word(1);
+        return permute_bytes(words.first, high, codes >> (UPPER ? 16 : 0));
     }
     // Looks up four of a word's eight 4-bit codes. A PRMT looks up eight entries, so 16 entries take two PRMTs. With
     // entries of seven bits, each PRMT returns 0 for the codes of the other PRMT, because the highest bit of its
-    // entries is 0; with entries of eight bits, a third PRMT selects. The lop3 results serve both parts of a word: the
-    // compiler would compute them twice if they were written with operators.
+    // entries is 0; with entries of eight bits, a third PRMT selects. The two results are added, since an addition need
+    // not wait for the pipe of PRMTs. The lop3 results serve both parts of a word: the compiler would compute them twice
+    // if they were written with operators.
     template <bool UPPER>
-    static __device__ __forceinline__ uint32_t look_up4(uint32_t codes) {
-        constexpr uint32_t low[2] = {word(0), word(1)}, high[2] = {word(2), word(3)};
+    static __device__ __forceinline__ uint32_t look_up4(uint32_t codes, const Words& words) {
+        const uint32_t low[2] = {words.first, word(1)}, high[2] = {words.third, word(3)};
         constexpr int from_bit = UPPER ? 16 : 0;
         if constexpr (SEVEN_BITS) {
-            const uint32_t others = codes ^ 0x88888888u;
-            return permute_bytes(low[0], low[1], codes >> from_bit) |
+            const uint32_t others = lop3<0xf0 ^ 0xcc>(codes, 0x88888888u, 0);
+            return permute_bytes(low[0], low[1], codes >> from_bit) +
                    permute_bytes(high[0], high[1], others >> from_bit);
         } else {
             const uint32_t entry = lop3<0xf0 & 0xcc>(codes, 0x77777777u, 0);
@@ -334,6 +352,7 @@ __device__ __forceinline__ uint32_t e4m3_to_half2(uint32_t bytes) {
 template <class T>
 struct ChunkCodes {
     static constexpr int EXTRA = T::BITS - T::BASE_BITS;  // words per 64 columns
+    using Words = typename T::VALUES::Words;
     uint32_t main[T::BASE_BYTES / 128];
     uint32_t extra[T::EXTRA_BYTES > 0 ? T::EXTRA_BYTES / 128 : 1];
 
@@ -375,7 +394,7 @@ struct ChunkCodes {
 
     // Returns the f16 A operand of step S of group J: elements 0, 1 of rows g and g + 8, then elements 2, 3.
     template <int J, int S>
-    __device__ __forceinline__ void unpack(uint32_t (&a)[4]) const {
+    __device__ __forceinline__ void unpack(uint32_t (&a)[4], const Words& words = {}) const {
         if constexpr (T::FLOAT) {
             constexpr int at = 8 * J + 4 * S;
             a[0] = main[at], a[1] = main[at + 1], a[2] = main[at + 2], a[3] = main[at + 3];
@@ -383,7 +402,7 @@ struct ChunkCodes {
             constexpr int low = 4 * J + TileOffset<T>::word(0, S), high = 4 * J + TileOffset<T>::word(1, S);
             unpack_bytes(a, main[low], main[high]);
         } else if constexpr (T::VALUES::TABLE) {
-            unpack_bytes(a, bytes<J, S, 0>(), bytes<J, S, 1>());
+            unpack_bytes(a, bytes<J, S, 0>(words), bytes<J, S, 1>(words));
         } else if constexpr (T::BASE_BITS == 2) {
             constexpr int at = 2 * (J / 2) + S;
             // The codes are shifted up by two bits: tensor cores drop bits of a product with a subnormal that has many
@@ -418,7 +437,7 @@ struct ChunkCodes {
     // Returns the four codes of row half H in step S of group J as bytes, shifted up by byte_shift(J) bits. Codes below
     // 8 bits without a table come in the order of elements 0, 2, 1, 3; all others in order. PART: see enum Part.
     template <int J, int S, int H, Part PART = Part::ALL>
-    __device__ __forceinline__ uint32_t bytes() const {
+    __device__ __forceinline__ uint32_t bytes(const Words& words = {}) const {
         using V = typename T::VALUES;
         if constexpr (PART != Part::ALL) {
             return V::template look_up_sizes<J & 1, (PART == Part::TAKEN) == (V::SIGN > 0)>(
@@ -429,9 +448,9 @@ struct ChunkCodes {
             constexpr int from_bit = TileOffset<T>::extra_index(H, J, S);
             const uint32_t low = lop3<0xf0 & 0xcc>(align_bits<2 * H, 0>(main[2 * (J / 2) + S]), 0x33333333u, 0);
             const uint32_t codes = lop3<(0xf0 & 0xcc) | 0xaa>(align_bits<from_bit, 2>(extra[J / 2]), 0x44444444u, low);
-            return V::template look_up3<J & 1>(codes);
+            return V::template look_up3<J & 1>(codes, words);
         } else if constexpr (T::VALUES::TABLE) {
-            return V::template look_up4<J & 1>(main[4 * (J / 2) + 2 * H + S]);
+            return V::template look_up4<J & 1>(main[4 * (J / 2) + 2 * H + S], words);
         } else {
             constexpr int from_bit = T::BASE_BITS == 2 ? 4 * (J & 1) + 2 * H : 4 * (J & 1), to_bit = T::byte_shift(J);
             constexpr uint32_t mask = repeat_byte(((1 << T::BASE_BITS) - 1) << to_bit);
@@ -467,11 +486,15 @@ __device__ __forceinline__ float power_of_two(uint32_t e) {
     return __uint_as_float(e < 2 ? 0x00200000u << e : e - 1 << 23);
 }
 
-// Returns 2^(e - 128) for the byte e at bit FROM, in fewer instructions. e = 0 returns 0: no sum can tell 0 from
-// 2^-128.
+// Returns 2^(e - 127) for the byte e at bit FROM, in two instructions. e = 0 returns 0: no sum can tell 0 from 2^-127.
+template <int FROM>
+__device__ __forceinline__ float power_bits(uint32_t bytes) {
+    return __uint_as_float(align_bits<FROM, 23>(bytes) & 0x7f800000u);
+}
+// Returns 2^(e - 128) in the same way.
 template <int FROM>
 __device__ __forceinline__ float half_power_of_two(uint32_t bytes) {
-    return __uint_as_float(align_bits<FROM, 23>(bytes) & 0x7f800000u) * 0.5f;
+    return power_bits<FROM>(bytes) * 0.5f;
 }
 
 // The scales d and minimums m of rows g and g + 8 for one group, in float32: weight = d * (code - ZERO) + m.

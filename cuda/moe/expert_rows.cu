@@ -1,7 +1,7 @@
 // Grouped GEMM for few rows an expert: rows of x that are sorted by expert (sort.cu), each times the matrix of its
 // expert. A CTA makes a work tile of up to ROWS rows; each of its WARPS warps makes `rounds` times TILES tile rows, GLU:
 // `rounds` tile rows of gate and of up. A warp multiplies TILES tile rows at once, so that a load of x serves all of
-// them.
+// them, and all ROWS of x, so that codes are unpacked once.
 //
 // Reading weights bounds this GEMM only if few instructions are spent on each of them: see scaled_sums.cuh.
 //
@@ -34,8 +34,12 @@ struct ExpertRowsArgs : GemmArgs {
 #define TILES 1  // tile rows that a warp multiplies at once: 1 or 2
 #endif
 
-constexpr int ROWS = 8;   // of x: the columns of an MMA's B operand
-constexpr int STEP = 64;  // columns whose codes a lane holds at a time
+#ifndef ROWS
+#define ROWS 8  // of x: 8 or 16
+#endif
+
+constexpr int N = ROWS / 8;  // MMAs for the columns of B
+constexpr int STEP = 64;     // columns whose codes a lane holds at a time
 
 // The tile rows of a warp, in the order in which it makes them: TILES of them in a pass. A round is a pass; GLU with one
 // tile row at once: a pass for gate, then one for up.
@@ -128,9 +132,11 @@ struct ExpertRowsX {
             float sum = 0.0f;
 #pragma unroll
             for (int j = 0; j < T::GROUP / 8; ++j) sum += sum_of_halves(src[j]);
-            Sums::put(sums, row, group, sum);
+            Sums::put(sums + row / 8 * sums_pitch(), row % 8, group, sum);
         }
     }
+    // From the sums of eight rows to those of the next eight.
+    __device__ __forceinline__ int sums_pitch() const { return n_groups * Sums::FLOATS; }
     // Where the lane's x and sums begin.
     __device__ __forceinline__ const uint8_t* lane_x(int lane) const {
         return x + lane / 4 * row_bytes + lane % 4 * (WIDE ? 16 : 8);
@@ -150,11 +156,31 @@ struct ExpertRowsX {
 template <class T>
 using StepTile = Tile<T::BITS, T::GROUP, T::SCALES, STEP, typename T::VALUES>;
 
-// sums += the chunks of a stage times the columns at `x`, from step P of STEP columns on. `x_sums` are those of the
-// columns of groups.
+// The columns of a chunk of x, as a lane reads them: its x, and its sums of groups. Those of the next eight rows are
+// `pitch` bytes and `sums_pitch` floats further on.
+struct ExpertRowsColumns {
+    const uint8_t* x;
+    const float* sums;
+    int pitch, sums_pitch;
+};
+
+// sums += 32-column group J of the chunks of a stage, which is group J % 2 of `codes`, times the columns of x.
+template <int J, class T, class Codes>
+__device__ __forceinline__ void multiply_group(ScaledSums<T, N> (&sums)[TILES], const Codes (&codes)[TILES],
+                                               const ExpertRowsColumns& at) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        const uint4 b = ExpertRowsX<T>::operand(at.x + n * at.pitch + J * 64);
+#pragma unroll
+        for (int i = 0; i < TILES; ++i)
+            sums[i].template multiply_columns<J, J % 2>(codes[i], n, b, at.sums + n * at.sums_pitch);
+    }
+}
+
+// sums += the chunks of a stage times the columns of x, from step P of STEP columns on.
 template <int P, class T>
-__device__ __forceinline__ void multiply_steps(ScaledSums<T, 1> (&sums)[TILES], const uint8_t* stage, const uint8_t* x,
-                                               const float* x_sums) {
+__device__ __forceinline__ void multiply_steps(ScaledSums<T, N> (&sums)[TILES], const uint8_t* stage,
+                                               const ExpertRowsColumns& at) {
     using Step = StepTile<T>;
     if constexpr (P * STEP < T::CHUNK_K) {
         ChunkCodes<Step> codes[TILES];
@@ -163,21 +189,17 @@ __device__ __forceinline__ void multiply_steps(ScaledSums<T, 1> (&sums)[TILES], 
             const uint8_t* main = stage + i * T::BYTES + T::SCALE_BYTES;
             codes[i].load(main + P * Step::BASE_BYTES, main + T::BASE_BYTES + P * Step::EXTRA_BYTES, sums[i].lane);
         }
-        const uint4 first = ExpertRowsX<T>::operand(x + P * STEP * 2);
-#pragma unroll
-        for (int i = 0; i < TILES; ++i) sums[i].template multiply_columns<2 * P, 0>(codes[i], 0, first, x_sums);
-        const uint4 second = ExpertRowsX<T>::operand(x + P * STEP * 2 + 64);
-#pragma unroll
-        for (int i = 0; i < TILES; ++i) sums[i].template multiply_columns<2 * P + 1, 1>(codes[i], 0, second, x_sums);
-        multiply_steps<P + 1>(sums, stage, x, x_sums);
+        multiply_group<2 * P>(sums, codes, at);
+        multiply_group<2 * P + 1>(sums, codes, at);
+        multiply_steps<P + 1>(sums, stage, at);
     }
 }
 template <class T>
-__device__ __forceinline__ void multiply(ScaledSums<T, 1> (&sums)[TILES], const uint8_t* stage, const uint8_t* x,
-                                         const float* x_sums) {
+__device__ __forceinline__ void multiply(ScaledSums<T, N> (&sums)[TILES], const uint8_t* stage,
+                                         const ExpertRowsColumns& at) {
 #pragma unroll
-    for (int i = 0; i < TILES; ++i) sums[i].begin_chunk(stage + i * T::BYTES, x_sums, 0);
-    multiply_steps<0>(sums, stage, x, x_sums);
+    for (int i = 0; i < TILES; ++i) sums[i].begin_chunk(stage + i * T::BYTES, at.sums, at.sums_pitch);
+    multiply_steps<0>(sums, stage, at);
 #pragma unroll
     for (int i = 0; i < TILES; ++i) sums[i].end_chunk();
 }
@@ -185,18 +207,19 @@ __device__ __forceinline__ void multiply(ScaledSums<T, 1> (&sums)[TILES], const 
 // Stores the sums of a tile row; GLU: of gate, and of up.
 template <class T, int EPILOGUE>
 __device__ __forceinline__ void write_rows(const ExpertRowsArgs& p, int tile, const int4& work, int lane,
-                                           const float (&sums)[4], const float (&up)[4]) {
-    constexpr float UNIT = T::SCALED ? 1.0f / CODE_UNIT : 1.0f;
+                                           const float (&sums)[N][4], const float (&up)[N][4]) {
+    constexpr float UNIT = ScaledSums<T, N>::UNIT;
     const int n_rows = p.segment[0].n_rows;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-        const int pair = work.y + lane % 4 * 2 + e % 2, row = tile * TILE_ROWS + lane / 4 + e / 2 * 8;
+    for (int i = 0; i < 4 * N; ++i) {
+        const int n = i / 4, e = i % 4;
+        const int pair = work.y + 8 * n + lane % 4 * 2 + e % 2, row = tile * TILE_ROWS + lane / 4 + e / 2 * 8;
         if (pair >= work.z || row >= n_rows) continue;
         const size_t index = static_cast<size_t>(pair) * n_rows + row,
                      bias = static_cast<size_t>(work.x) * n_rows + row;
-        float y = scaled_expert(p.segment[0], work.x, sums[e] * UNIT);
+        float y = scaled_expert(p.segment[0], work.x, sums[n][e] * UNIT);
         if constexpr (EPILOGUE == GLU) {
-            float u = scaled_expert(p.segment[1], work.x, up[e] * UNIT);
+            float u = scaled_expert(p.segment[1], work.x, up[n][e] * UNIT);
             if (p.bias[0]) y += __ldg(p.bias[0] + bias);
             if (p.bias[1]) u += __ldg(p.bias[1] + bias);
             static_cast<__half*>(p.segment[0].out)[index] = saturated_half(expert_gated(p.activation, y, u));
@@ -242,10 +265,11 @@ __global__ void __launch_bounds__(THREADS, CTAS) expert_rows(const ExpertRowsArg
     }
     const uint8_t* lane_x = x.lane_x(lane);
     const float* lane_sums = x.lane_sums(lane);
-    ScaledSums<T, 1> sums[TILES];
+    const auto words = T::VALUES::Words::kept(lane);
+    ScaledSums<T, N> sums[TILES];
 #pragma unroll
-    for (int i = 0; i < TILES; ++i) sums[i].lane = lane;
-    float gate[4];
+    for (int i = 0; i < TILES; ++i) sums[i].lane = lane, sums[i].words = words;
+    float gate[N][4];
     int stage = 0;
     for (int pass = 0; pass < passes; ++pass) {
 #pragma unroll
@@ -254,8 +278,9 @@ __global__ void __launch_bounds__(THREADS, CTAS) expert_rows(const ExpertRowsArg
         for (int chunk = 0; chunk < p.n_chunk; ++chunk) {
             cp_async_wait<STAGES - 1>();
             __syncwarp();
-            multiply(sums, stages + stage * STAGE_BYTES, lane_x + chunk * T::CHUNK_K * 2,
-                     lane_sums + chunk * T::GROUPS * ROWS);
+            multiply(sums, stages + stage * STAGE_BYTES,
+                     {lane_x + chunk * T::CHUNK_K * 2, lane_sums + chunk * T::GROUPS * ActivationSums<T>::FLOATS,
+                      8 * x.row_bytes, x.sums_pitch()});
             __syncwarp();
             ahead.copy(dst + stage * STAGE_BYTES);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
@@ -263,15 +288,14 @@ __global__ void __launch_bounds__(THREADS, CTAS) expert_rows(const ExpertRowsArg
         const int tile = Pass::tile(first, pass);
         if constexpr (EPILOGUE == STORE) {
 #pragma unroll
-            for (int i = 0; i < TILES; ++i)
-                write_rows<T, STORE>(p, tile + i, of_cta, lane, sums[i].acc[0], sums[i].acc[0]);
+            for (int i = 0; i < TILES; ++i) write_rows<T, STORE>(p, tile + i, of_cta, lane, sums[i].acc, sums[i].acc);
         } else if constexpr (Pass::BOTH) {
-            write_rows<T, GLU>(p, tile, of_cta, lane, sums[0].acc[0], sums[TILES - 1].acc[0]);
+            write_rows<T, GLU>(p, tile, of_cta, lane, sums[0].acc, sums[TILES - 1].acc);
         } else if (Pass::segment(pass)) {
-            write_rows<T, GLU>(p, tile, of_cta, lane, gate, sums[0].acc[0]);
+            write_rows<T, GLU>(p, tile, of_cta, lane, gate, sums[0].acc);
         } else {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) gate[e] = sums[0].acc[0][e];
+            for (int i = 0; i < 4 * N; ++i) gate[i / 4][i % 4] = sums[0].acc[i / 4][i % 4];
         }
     }
     cp_async_wait<0>();

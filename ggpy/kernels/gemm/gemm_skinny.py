@@ -167,6 +167,6 @@ def shared_bytes(
     stages_bytes = WARPS * stages * w.layout.chunk_bytes
     partials = 2 * batch * cluster * WARPS * ROWS * tokens * 4
     x = steps_of(w.k) * 2 * STEP * tokens
-    if w.layout.is_scaled and w.layout.bits < 8:
-        x += 4 * -(-tokens // 8) * 8 * w.k // w.layout.group
+    if w.layout.bits < 8:
+        x += 4 * -(-tokens // 8) * 8 * w.layout.group_sums * w.k // w.layout.group
     return stages_bytes + partials + x // (cluster * split_k)

@@ -46,6 +46,13 @@ class Layout:
         return not self.is_float and self.scales != "NONE"
 
     @property
+    def group_sums(self) -> int:
+        """f32 numbers that ActivationSums (scaled_sums.cuh) has of a group of columns of a token:
+        of zero points, of minimums, or none.
+        """
+        return (2 if self.scales in ("D", "E8") else 1) if self.is_scaled else 0
+
+    @property
     def is_table(self) -> bool:
         """Whether codes index a table of values."""
         return self.values.startswith("Table")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...device.base import Device, Kernel
@@ -16,14 +17,29 @@ from ..struct_asserts import struct_asserts
 from .combine import ACTIVATIONS
 from .sort import SortedPairs, work_tiles
 
-ROWS = 8  # of a work tile
-MOST_PAIRS = 5  # of an expert, on average: 93 of 100 experts then have one work tile
-WARPS = 8
+# Rows of a work tile, each with the most pairs an expert on average. By whether codes index a
+# table, which takes long: 16 rows look up a code once, but use more registers and shared memory.
+TILES = {False: ((8, 8),), True: ((8, 6), (16, 13))}
 STAGES = 2  # of a warp's pipeline
-# By unpacks_fast: (tile rows that a warp multiplies at once, CTAs that an SM holds), in order of
-# preference. Two tile rows read x half as often; more warps unpack slow codes sooner.
-SHAPES = {True: ((2, 2), (1, 2)), False: ((1, 3), (2, 2), (1, 2))}
-ROUND_CHUNKS = 8  # that a warp multiplies, at least: it takes rounds up to that
+ROUND_CHUNKS = 8  # that a warp multiplies, at least, if there are CTAs for all SMs
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Tile rows that a warp multiplies at once, warps of a CTA, CTAs that an SM holds."""
+
+    tiles: int
+    warps: int
+    ctas: int
+
+
+# By the rows of a work tile and unpacks_fast, in order of preference. Two tile rows read x half as
+# often; more warps unpack slow codes sooner.
+SHAPES = {
+    (8, True): (Shape(2, 8, 2), Shape(1, 8, 2)),
+    (8, False): (Shape(1, 8, 3), Shape(2, 8, 2), Shape(1, 8, 2)),
+    (16, False): (Shape(1, 8, 2), Shape(2, 12, 1), Shape(1, 16, 1)),
+}
 
 
 class ExpertRowsArgs(GemmArgs):
@@ -41,13 +57,13 @@ class ExpertRowsArgs(GemmArgs):
 ASSERTS = struct_asserts(ExpertRowsArgs)
 
 
-def shared_bytes(layout: Layout, k: int, tiles: int) -> int:
-    """Bytes of dynamic shared memory of a CTA. tiles: tile rows that a warp multiplies together."""
+def shared_bytes(layout: Layout, k: int, rows: int, shape: Shape) -> int:
+    """Bytes of dynamic shared memory of a CTA. rows: of a work tile."""
     columns = layout.chunks(k) * layout.chunk_k
     narrow = layout.group == 16 or layout.is_float
-    x = ROWS * (2 * columns + (32 if narrow else 64))
-    sums = 4 * ROWS * columns // layout.group if layout.is_scaled else 0
-    return WARPS * STAGES * tiles * layout.chunk_bytes + x + sums
+    x = rows * (2 * columns + (32 if narrow else 64))
+    sums = 4 * rows * layout.group_sums * columns // layout.group
+    return shape.warps * STAGES * shape.tiles * layout.chunk_bytes + x + sums
 
 
 def unpacks_fast(layout: Layout) -> bool:
@@ -66,16 +82,19 @@ class ExpertRows:
         """Rows of a work tile for so many pairs; 0: another kernel is faster, or only another one
         fits.
         """
-        fits = all(self.shape(w) for w in weights)
-        return ROWS if fits and n_pairs <= MOST_PAIRS * n_expert else 0
+        is_table = any(w.layout.is_table for w in weights)
+        for rows, most in TILES[is_table]:
+            if n_pairs <= most * n_expert and all(self.shape(w, rows) for w in weights):
+                return rows
+        return 0
 
-    def shape(self, w: TiledMatrix, is_glu: bool = False) -> tuple[int, int] | None:
-        """The first of SHAPES that fits; None: an SM holds one CTA at most."""
-        for tiles, ctas in SHAPES[unpacks_fast(w.layout)]:
-            needed = shared_bytes(w.layout, w.k, tiles) + STATIC_SHARED
-            pairs_up = tiles == 1 or is_glu or w.tile_rows % tiles == 0
-            if pairs_up and ctas * needed <= self.device.shared_bytes:
-                return tiles, ctas
+    def shape(self, w: TiledMatrix, rows: int, is_glu: bool = False) -> Shape | None:
+        """The first of SHAPES that fits; None: none does. rows: of a work tile."""
+        for shape in SHAPES[rows, rows == 8 and unpacks_fast(w.layout)]:
+            needed = shared_bytes(w.layout, w.k, rows, shape) + STATIC_SHARED
+            pairs_up = shape.tiles == 1 or is_glu or w.tile_rows % shape.tiles == 0
+            if pairs_up and shape.ctas * needed <= self.device.shared_bytes:
+                return shape
         return None
 
     def launch(
@@ -108,26 +127,31 @@ class ExpertRows:
         for i, bias in enumerate(biases):
             args.bias[i] = address(bias)
         is_glu = epilogue == "GLU"
-        shape = self.shape(first, is_glu)
+        rows = order.tile_rows
+        shape = self.shape(first, rows, is_glu)
         if shape is None:
             raise ValueError(f"rows of {first.k} columns do not fit into shared memory")
-        tiles, _ = shape
-        n_rounds = args.n_tiles if is_glu else args.n_tiles // tiles
-        chunks = args.n_chunk * (2 if is_glu else tiles)  # of a round
-        args.rounds = min(-(-ROUND_CHUNKS // chunks), -(-n_rounds // WARPS))
-        grid = work_tiles(n_pairs, n_expert, ROWS), -(-n_rounds // (WARPS * args.rounds))
-        kernel = self._kernel(layout.type_name, epilogue, *shape)
-        shared = shared_bytes(layout, first.k, tiles)
-        kernel.launch(grid, WARPS * 32, (args,), smem=shared, pdl=True)
+        n_rounds = args.n_tiles if is_glu else args.n_tiles // shape.tiles
+        chunks = args.n_chunk * (2 if is_glu else shape.tiles)  # of a round
+        tiles = work_tiles(n_pairs, n_expert, rows)
+        all_rounds = -(-n_rounds // shape.warps)
+        fill = -(
+            -self.device.sm_count * shape.ctas // tiles
+        )  # CTAs of a work tile that fill all SMs
+        args.rounds = min(-(-ROUND_CHUNKS // chunks), max(1, all_rounds // fill))
+        grid = tiles, -(-all_rounds // args.rounds)
+        kernel = self._kernel(layout.type_name, epilogue, rows, shape)
+        shared = shared_bytes(layout, first.k, rows, shape)
+        kernel.launch(grid, shape.warps * 32, (args,), smem=shared, pdl=True)
 
-    def _kernel(self, layout: str, epilogue: Epilogue, tiles: int, ctas: int) -> Kernel:
-        key = layout, epilogue, tiles, ctas
+    def _kernel(self, layout: str, epilogue: Epilogue, rows: int, shape: Shape) -> Kernel:
+        key = layout, epilogue, rows, shape
         if key not in self._kernels:
-            defines = {"WARPS": WARPS, "STAGES": STAGES, "NORM_PIECES": 1}
+            of_shape = {"TILES": shape.tiles, "WARPS": shape.warps, "CTAS": shape.ctas}
             self._kernels[key] = self.device.kernel(
                 "moe/expert_rows.cu",
                 f"expert_rows<{layout}, {epilogue}>",
-                defines=defines | {"TILES": tiles, "CTAS": ctas},
+                defines={"ROWS": rows, "STAGES": STAGES, "NORM_PIECES": 1, **of_shape},
                 extra_source=ASSERTS,
             )
         return self._kernels[key]

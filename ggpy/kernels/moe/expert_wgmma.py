@@ -21,7 +21,7 @@ from .sort import SortedPairs, work_tiles
 
 # Rows of a work tile, each with the most pairs an expert on average: two CTAs with tiles of 64 fit
 # on an SM, and a tile of 256 multiplies only as many rows as it has.
-TILES = ((64, 48), (256, None))
+TILES = ((64, 72), (256, None))
 CLUSTERED_ROWS = 256  # of a work tile: CTAs with such tiles form pairs, which copy x for each other
 
 

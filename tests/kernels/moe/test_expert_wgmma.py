@@ -154,7 +154,7 @@ def test_padded_and_balanced_order(machine):
 
 
 def test_rows_of_work_tiles():
-    assert [tile_rows(n * 32, 32) for n in (32, 48, 49, 1000)] == [64, 64, 256, 256]
+    assert [tile_rows(n * 32, 32) for n in (32, 72, 73, 1000)] == [64, 64, 256, 256]
 
 
 @pytest.mark.usefixtures("nvrtc")

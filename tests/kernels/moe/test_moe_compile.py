@@ -35,15 +35,17 @@ def test_they_compile(arch: str) -> None:
     gemms = [compile_cubin("moe/expert_gemm.cu", arch, expressions=names,
                            defines={"TILE_TOKENS": n}, extra_source=expert_gemm.ASSERTS).resources
              for n in tiles]  # fmt: skip
-    rows = []
-    defines = {"WARPS": expert_rows.WARPS, "STAGES": expert_rows.STAGES, "NORM_PIECES": 1}
-    for fast, shapes in expert_rows.SHAPES.items() if arch == "sm_90a" else ():
+    rows, registers_of = [], []
+    defines = {"STAGES": expert_rows.STAGES, "NORM_PIECES": 1}
+    for (tile, fast), shapes in expert_rows.SHAPES.items() if arch == "sm_90a" else ():
         layouts = [w for w in LAYOUTS if expert_rows.unpacks_fast(w) == fast]
         names = [f"expert_rows<{w.type_name}, {e}>" for w in layouts for e in ("STORE", "GLU")]
         rows += [compile_cubin("moe/expert_rows.cu", arch, expressions=names,
-                               defines=defines | {"TILES": tiles, "CTAS": ctas},
+                               defines=defines | {"ROWS": tile, "TILES": shape.tiles,
+                                                  "WARPS": shape.warps, "CTAS": shape.ctas},
                                extra_source=expert_rows.ASSERTS).resources
-                 for tiles, ctas in shapes]  # fmt: skip
+                 for shape in shapes]  # fmt: skip
+        registers_of += [65536 // (32 * shape.warps * shape.ctas) for shape in shapes]
     names = [f"route<{n}, {rows}>" for n, rows in route.SHAPES]
     routes = compile_cubin("moe/route.cu", arch, expressions=names, defines=NORM,
                            extra_source=route.ASSERTS).resources  # fmt: skip
@@ -54,7 +56,7 @@ def test_they_compile(arch: str) -> None:
     sums = [compile_cubin("moe/combine.cu", arch, expressions=names, defines={"WEIGHS_INPUT": n},
                           extra_source=combine.ASSERTS).resources
             for n in (0, 1)]  # fmt: skip
-    limits = [(found, 128) for found in (*gemvs, *rows)]
+    limits = [*((found, 128) for found in gemvs), *zip(rows, registers_of, strict=True)]
     limits += [*((gemm, 255) for gemm in gemms), (routes, 255), (small, 128)]
     limits += [(found, 65536 // (combine.THREADS * combine.RESIDENT_CTAS[True])) for found in sums]
     for found, registers in limits:

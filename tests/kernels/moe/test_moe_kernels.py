@@ -22,7 +22,7 @@ from ggpy.kernels.moe import expert_gemv, expert_rows, route
 from ggpy.kernels.moe.combine import Combine, ExpertOutputs
 from ggpy.kernels.moe.expert_gemm import CHUNK_STEPS, STATIC_SHARED, ExpertGemm, x_bytes
 from ggpy.kernels.moe.expert_gemv import IN_FLIGHT, ExpertAddends, ExpertGemv, gemv_shape
-from ggpy.kernels.moe.expert_rows import ROWS, ExpertRows
+from ggpy.kernels.moe.expert_rows import ExpertRows, Shape
 from ggpy.kernels.moe.route import (
     SCORES,
     LateChoice,
@@ -422,9 +422,9 @@ def test_gemms_of_all_tiles_have_the_same_bits(machine):
     assert np.array_equal(few, first[:9])
 
 
-def few_rows(device, experts, ids, x, n_used=0, activation="", biases=()):
+def few_rows(device, experts, ids, x, n_used=0, activation="", biases=(), tile=8):
     """As gemm, of ExpertRows; activation: GLU."""
-    memory, (pair_of, row_of, _) = sorted_pairs(device, ids, len(experts[0].each), ROWS)
+    memory, (pair_of, row_of, _) = sorted_pairs(device, ids, len(experts[0].each), tile)
     rows, dtype = experts[0].tiles.n_rows, np.float16 if activation else np.float32
     out = Output(device, len(ids) * rows * np.dtype(dtype).itemsize)
     ExpertRows(device).launch(
@@ -438,28 +438,31 @@ def few_rows(device, experts, ids, x, n_used=0, activation="", biases=()):
     return out.read(dtype, (len(ids), rows)).astype(np.float32)[row_of]
 
 
-def holds_rows(device, name: str, columns: int) -> bool:
-    """Whether two CTAs of ExpertRows fit on an SM."""
+def holds_rows(device, name: str, columns: int, tile: int = 8) -> bool:
+    """Whether a shape of ExpertRows with work tiles of so many rows fits on an SM."""
     w = Weights(name, 16, columns)
     tiles = TiledMatrix(w.layout, 16, columns, None)  # type: ignore[arg-type]
-    return ExpertRows(device).tile_rows([tiles], 8, 8) > 0
+    return ExpertRows(device).shape(tiles, tile) is not None
 
 
+@pytest.mark.parametrize("tile", [8, 16])
 @pytest.mark.parametrize(
     "name", [*KINDS, "Q4_1", "Q4_K", "Q5_K", "Q2_K", "Q3_K", "IQ4_XS", "IQ2_XS", "NVFP4", "F8_E4M3"]
 )
-def test_few_rows_of_every_kind(machine, name):
+def test_few_rows_of_every_kind(machine, name, tile):
     """More rows of one expert than a tile has, a few of another, and an expert without any; tile
     rows that fill no round.
     """
-    if not holds_rows(machine, name, 512):
-        pytest.skip(f"two CTAs do not fit into the shared memory of an SM of {machine.arch}")
+    if not holds_rows(machine, name, 512, tile):
+        pytest.skip(f"no shape fits into the shared memory of an SM of {machine.arch}")
     experts = Experts(machine, name, 4, 150, 512, scaled=name in SCALED)
-    ids = np.random.default_rng(0).choice([0, 1, 3], 20, p=[0.7, 0.15, 0.15]).astype(np.int32)
+    ids = np.random.default_rng(0).choice([0, 1, 3], 30, p=[0.7, 0.15, 0.15]).astype(np.int32)
     x = tokens(len(ids), 512)
-    y = few_rows(machine, [experts], ids, x)
+    y = few_rows(machine, [experts], ids, x, tile=tile)
     assert nmse(y, experts.exact(ids, x)) <= ROUNDED
-    assert np.array_equal(y[:5], few_rows(machine, [experts], ids[:5], x[:5]))
+    assert np.array_equal(y[:5], few_rows(machine, [experts], ids[:5], x[:5], tile=tile))
+    if holds_rows(machine, name, 512):
+        assert np.array_equal(y, few_rows(machine, [experts], ids, x))
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q2_K", "MXFP4"])
@@ -467,16 +470,15 @@ def test_few_rows_of_every_kind(machine, name):
 def test_few_rows_have_the_same_bits_in_all_shapes(machine, monkeypatch, name, rows):
     """With one tile row and with two at once; an odd number of tile rows has one at once."""
     if not holds_rows(machine, name, 512):
-        pytest.skip(f"two CTAs do not fit into the shared memory of an SM of {machine.arch}")
+        pytest.skip(f"no shape fits into the shared memory of an SM of {machine.arch}")
     gate, up = (Experts(machine, name, 3, rows, 512, seed) for seed in range(2))
     ids = np.array([0, 2, 0, 0], np.int32)
     x = tokens(len(ids), 512)
     found = []
     for tiles in (1, 2):
-        monkeypatch.setattr(
-            expert_rows, "SHAPES", dict.fromkeys((False, True), ((tiles, 1), (1, 1)))
-        )
-        assert ExpertRows(machine).shape(up.tiles) == (tiles if rows == 160 else 1, 1)
+        shapes = Shape(tiles, 8, 1), Shape(1, 8, 1)
+        monkeypatch.setattr(expert_rows, "SHAPES", dict.fromkeys(expert_rows.SHAPES, shapes))
+        assert ExpertRows(machine).shape(up.tiles, 8) == shapes[rows == 144]
         found.append(
             [few_rows(machine, [up], ids, x), few_rows(machine, [gate, up], ids, x, 1, "silu")]
         )
@@ -488,22 +490,30 @@ def test_shapes_of_few_rows():
     """Of gate and up with 2048 columns, of down with 768."""
     rows = ExpertRows(SimpleNamespace(shared_bytes=227 << 10))
     expected = {
-        "Q4_K": [(2, 2), (2, 2)],
-        "Q8_0": [(2, 2), (2, 2)],
-        "Q6_K": [(1, 2), (1, 3)],
-        "IQ4_XS": [(1, 3), (1, 3)],
+        "Q4_K": [Shape(2, 8, 2), Shape(2, 8, 2)],
+        "Q8_0": [Shape(2, 8, 2), Shape(2, 8, 2)],
+        "Q6_K": [Shape(1, 8, 2), Shape(1, 8, 3)],
+        "IQ4_XS": [Shape(1, 8, 3), Shape(1, 8, 3)],
     }
     for name, shapes in expected.items():
         up, down = (TiledMatrix(layout_of(by_name(name), k), 768, k, None) for k in (2048, 768))
-        assert [rows.shape(up, True), rows.shape(down)] == shapes, name
+        assert [rows.shape(up, 8, True), rows.shape(down, 8)] == shapes, name
+    table, codes = (
+        TiledMatrix(layout_of(by_name(name), 2880), 2880, 2880, None) for name in ("MXFP4", "Q4_0")
+    )
+    assert rows.shape(table, 16) == Shape(2, 12, 1)
+    pairs = 4, 6, 7, 8, 9, 13, 14
+    assert [rows.tile_rows([table], n * 32, 32) for n in pairs] == [8, 8, 16, 16, 16, 16, 0]
+    assert [rows.tile_rows([codes], n * 32, 32) for n in pairs] == [8, 8, 8, 8, 0, 0, 0]
 
 
+@pytest.mark.parametrize("tile", [8, 16])
 @pytest.mark.parametrize("activation", ["silu", "swiglu_oai"])
 @pytest.mark.parametrize(("name", "columns"), [("MXFP4", 672), ("Q8_0", 96)])
-def test_few_rows_of_gate_and_up(machine, name, columns, activation):
+def test_few_rows_of_gate_and_up(machine, name, columns, activation, tile):
     """Of the rows of tokens, each with three experts, with biases; columns that fill no chunk."""
-    if not holds_rows(machine, name, columns):
-        pytest.skip(f"two CTAs do not fit into the shared memory of an SM of {machine.arch}")
+    if not holds_rows(machine, name, columns, tile):
+        pytest.skip(f"no shape fits into the shared memory of an SM of {machine.arch}")
     scaled = name in SCALED
     gate, up = (Experts(machine, name, 5, 200, columns, seed, scaled) for seed in (1, 2))
     ids, rng = (
@@ -512,7 +522,7 @@ def test_few_rows_of_gate_and_up(machine, name, columns, activation):
     )
     x = (tokens(5, columns) / 16).astype(np.float16)
     rows, biases = np.repeat(x, 3, axis=0), rng.standard_normal((2, 5, 200)).astype(np.float32)
-    h = few_rows(machine, [gate, up], ids, x, 3, activation, biases)
+    h = few_rows(machine, [gate, up], ids, x, 3, activation, biases, tile)
     g, u = (e.exact(ids, rows) + b[ids] for e, b in zip((gate, up), biases, strict=True))
     assert nmse(h, reference.gated(activation, g, u)) <= 1e-6
 

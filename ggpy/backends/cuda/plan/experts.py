@@ -20,12 +20,10 @@ from .products import PAIR
 if TYPE_CHECKING:
     from .layers import Planner, ResidualState
 
-# With chunks of so many bytes, expert_rows has 64 KB in flight on an SM; less cannot hide latency.
-LEAST_CHUNK = 1344
 PAIRS_TO_COPY = 2  # pairs per expert; from here on experts in host memory are copied
-# Sorting pairs takes an H100 about as long as reading so many bytes, 10 us: others wait for the
+# Sorting pairs takes an H100 about as long as reading so many bytes, 12 us: others wait for the
 # router, and there are two launches more.
-SORTING_BYTES = 30_000_000
+SORTING_BYTES = 40_000_000
 PAIRS_TO_SORT = 2  # pairs per expert; from here on pairs are sorted whatever that saves
 LATE_TOKENS = 4  # for more tokens, choosing experts in all warps of GEMVs is slower than the router
 
@@ -88,7 +86,7 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
     copied = on_host and copies_experts(planner, choice, s)
     may_pack = planner.has_wgmma and together and not f.router.weighs_input
     may_pack = may_pack and (copied or not on_host)  # bulk copies cannot read host memory
-    few = few_rows_tile(planner, e, n_pairs, may_pack) if tile else 0
+    few = few_rows_tile(planner, e, n_pairs) if tile else 0
     packed = tile > 0 and may_pack and not few
     plain = e.b_gate is None and e.b_up is None and e.activation != "swiglu_oai"
     glu = together and (plain or not tile or few > 0) and not f.router.weighs_input
@@ -134,11 +132,9 @@ def sorted_tile(planner: Planner, choice: RouterChoice, s: StepClass, expert_byt
     return planner.kernels.experts.tile_rows(n_pairs, n_expert) if sorts else 0
 
 
-def few_rows_tile(planner: Planner, e: Experts, n_pairs: int, may_pack: bool) -> int:
+def few_rows_tile(planner: Planner, e: Experts, n_pairs: int) -> int:
     """Rows of a work tile of the GEMM for few rows per expert; 0: another GEMM is used."""
     tiles = [w.in_tiles for w in (e.w_gate, e.w_up, e.w_down)]
-    if may_pack and any(w.layout.chunk_bytes < LEAST_CHUNK for w in tiles):
-        return 0
     return planner.kernels.expert_rows.tile_rows(tiles, n_pairs, e.w_up.n_experts)
 
 

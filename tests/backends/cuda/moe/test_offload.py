@@ -283,14 +283,14 @@ def test_experts_are_copied_where_most_are_needed(emulator, n_tokens, options, c
 
 
 def test_experts_that_are_read_where_they_lie_are_not_packed(emulator, tiny_path) -> None:
-    """Chunks of MXFP4 are short here, so rows are packed where experts are on the device."""
+    """With a pair an expert, and, on the device, with more than another kernel takes."""
     model = Model(Cuda(emulator), tiny_path("gpt-oss"), n_cpu_moe=1)
     planner = model.ops.context.planner
     planner.has_wgmma = True
     first, second = model.decoder.layers[:2]
     router = first.ffn.router
     one = -(-first.ffn.experts.w_up.n_experts // router.n_used)  # tokens of a pair an expert
-    steps = [StepClass(n, n, True, True, True) for n in (one, 2 * one)]
+    steps = [StepClass(n, n, True, True, True) for n in (one, 14 * one)]
     plans = [planner.moe(*given) for given in zip((first, second), steps, strict=True)]
     assert [(plan.packed, plan.few_rows, plan.copied) for plan in plans] == [
         (False, True, False),
