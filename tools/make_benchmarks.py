@@ -52,6 +52,11 @@ RUNS = {
         *("bench", "--synthetic", ",".join(f"{name}:Q4_K_M" for name in FAMILIES)),
         *("-p", "512", "-n", "128"),
     ],
+    "mixtures": [  # and hybrids
+        *("bench", "--synthetic", "Qwen3-30B-A3B:Q4_K_M,gpt-oss-20b:MXFP4_MOE"),
+        *("--synthetic", "gpt-oss-120b:MXFP4_MOE,Qwen3.5-9B:Q4_K_M,Gemma-4-E4B:Q4_K_M"),
+        *("-p", "512,2048", "-ub", "2048", "-n", "128", "--batch", "1,8,64", "-r", "3"),
+    ],
     "profile": [
         *("bench", "--synthetic", f"{LARGE}:Q8_0,{LARGE}:Q4_K,{SMALL}:Q8_0,{TINY}:Q8_0"),
         *("-n", "64", "--batch", "1,8", "--profile"),

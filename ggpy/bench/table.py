@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from .runs import Result
 
 BUSY = 0.05  # spread above which the machine was busy or its clocks changed
-ABOVE = 110  # percent of the limit above which the limit was measured too low
-ABOVE_NOTE = "! above the limit: the GPU was busy when that was measured; --fresh measures it again"
+ABOVE = 110  # percent of the limit above which something is wrong with the limit
+ABOVE_NOTE = (
+    "! above the limit: the GPU was busy when that was measured (--fresh measures it again),"
+    " or, of a mixture, tokens chose the same experts"
+)
 BUSY_NOTE = f"! runs differed by more than {BUSY:.0%}: the machine was busy or changed its clocks"
 Row = dict[str, Any]
 
