@@ -39,24 +39,24 @@ def test_json_of_a_file_and_a_shape(
 
 
 def test_types_of_keys_and_values(program: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*QUICK, "--synthetic", "tiny:Q8_0", "-ctk", "q8_0,bf16", "-o", "json"]
+    words = [*QUICK, "--synthetic", "tiny:Q8_0", "-ctk", "q8_0,bf16", "-o", "json", "-oe", "md"]
     assert program.main(words) == 0
-    rows = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    rows = json.loads(captured.out)
     types = [(r["type_k"], r["type_v"], r["error"]) for r in rows]
     assert types == [("q8_0", "f32", "")] * 2 + [("bf16", "f32", "")] * 2
-    assert program.main([*words[:-1], "md"]) == 0
-    table = capsys.readouterr().out
+    table = captured.err
     assert "| type_k |" in table and "type_v" not in table and "|   q8_0 |" in table
 
 
 def test_numbers_of_threads(program: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*QUICK, "--synthetic", "tiny:Q8_0,tiny:F16", "-t", "1-2", "-o", "json"]
+    words = [*QUICK, "--synthetic", "tiny:Q8_0,tiny:F16", "-t", "1-2", "-o", "json", "-oe", "md"]
     assert program.main(words) == 0
-    rows = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    rows = json.loads(captured.out)
     assert [row["n_threads"] for row in rows] == [1, 1, 2, 2] * 2
     assert [row["model_type"].split()[-1] for row in rows] == ["Q8_0"] * 4 + ["F16"] * 4
-    assert program.main([*words[:-1], "md"]) == 0
-    limits = [x for x in capsys.readouterr().out.splitlines() if x.startswith("limit: ")]
+    limits = [x for x in captured.err.splitlines() if x.startswith("limit: ")]
     assert [line[-15:] for line in limits] == [" with 1 threads", " with 2 threads"]
 
 
