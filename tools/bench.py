@@ -76,7 +76,7 @@ def plan(options: argparse.Namespace) -> int:
     for name in options.plan:
         shape, _, kind = name.partition(":")
         synthetic = bool(kind) and shape in shapes()
-        with open_model(synthetic, name) as file:
+        with open_model(synthetic, name, empty=True) as file:
             rows = plan_table.table(file, device, steps, gemm=options.gemm)
         print(f"{name} on {device.arch} with {device.sm_count} SMs\n")
         print("\n".join([*plan_table.lines(rows), ""]))
@@ -218,12 +218,14 @@ def say(message: str) -> None:
     print(f"ggpy bench: {message}", file=sys.stderr, flush=True)
 
 
-def open_model(synthetic: bool, name: str) -> Any:
-    """The file, or what stands in for it; GGUFError, ValueError, OSError."""
+def open_model(synthetic: bool, name: str, empty: bool = False) -> Any:
+    """The file, or what stands in for it, without values if `empty`; GGUFError, ValueError,
+    OSError.
+    """
     if synthetic:
         from ggpy.evaluate.synthetic import Synthetic
 
-        return Synthetic(name)
+        return Synthetic(name, empty=empty)
     from ggpy import hub
     from ggpy.gguf import File
 

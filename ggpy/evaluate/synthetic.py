@@ -115,16 +115,17 @@ class Repeated(Tensor):
 class Synthetic:
     """A model of a shape in a format; use it where an open `gguf.File` is expected.
 
-    The same spec and seed are the same model. ValueError for a spec that is not known.
+    The same spec and seed are the same model. empty: all its matrices are 0, which takes no memory
+    and no time, and is enough for plans. ValueError for a spec that is not known.
     """
 
-    def __init__(self, spec: str, seed: int = 0) -> None:
+    def __init__(self, spec: str, seed: int = 0, *, empty: bool = False) -> None:
         self.shape, self.format, self.output_format = parse(spec)
         self.path = Path(f"{self.shape.name}:{spec.rpartition(':')[2]}")
         self.version = 3
         self.rows = base_of(self.format) if self.format in BY_ROW else None  # with a scale each
         self.metadata = {**_metadata(self.shape), **_scheme(self)}
-        self.tensors = _tensors(self, seed)
+        self.tensors = _tensors(self, seed, empty)
         self.nbytes = sum(t.nbytes for t in self.tensors.values())
 
     @property
@@ -167,7 +168,7 @@ def _scheme(model: Synthetic) -> dict[str, Any]:
     return {key: value for key, (_, value) in settings.items()}
 
 
-def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
+def _tensors(model: Synthetic, seed: int, empty: bool) -> dict[str, Tensor]:
     """The tensors that the architecture declares, in its order."""
     shape = model.shape
     sizes = dimensions(shape)
@@ -179,8 +180,9 @@ def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
             nbytes = _nbytes(format, shapes[name])
             largest[format.name] = max(largest.get(format.name, 0), nbytes)
     rms = sizes.n_embd**-0.5  # products of a normalised x keep its magnitude: no overflow in f16
-    pools = {f: _Pool(by_name(f), n, rms, seed, model.rows) for f, n in largest.items()}
-    table = _Pool(formats[TABLE], _nbytes(formats[TABLE], shapes[TABLE]), TABLE_RMS, seed)
+    made = _EmptyPool if empty else _Pool
+    pools = {f: made(by_name(f), n, rms, seed, model.rows) for f, n in largest.items()}
+    table = made(formats[TABLE], _nbytes(formats[TABLE], shapes[TABLE]), TABLE_RMS, seed)
     found = {}
     for name, size in shapes.items():
         pool = pools.get(formats[name].name) if len(size) > 1 else None
@@ -189,10 +191,6 @@ def _tensors(model: Synthetic, seed: int) -> dict[str, Tensor]:
         if pool and pool.row_scale:
             found[scale_of(name)] = _constant(scale_of(name), size[:1], pool.row_scale)
     return found
-
-
-def _repeated(pool: NDArray[np.uint8], times: int) -> NDArray[np.uint8]:
-    return np.tile(pool, times)
 
 
 def _value(name: str) -> float:
@@ -256,19 +254,23 @@ class _Pool:
         """rows: the format whose values have a scale for each row, `row_scale`."""
         self.format = format
         self.row_scale = 0.0  # none
-        n = min(POOL // format.block_size, -(-nbytes // format.nbytes))
-        rng = np.random.default_rng(seed)
-        blocks = np.ascontiguousarray(random_blocks(format, n, rng, rms))
-        if format is rows:
-            blocks = np.ascontiguousarray(random_blocks(format, n, rng, VALUES))
-            if format.block_size > 1:
-                format.set_scales(blocks, np.ones((n, 1), np.float32))
-            values = format.dequantize(blocks.view(np.uint8))
-            self.row_scale = rms / float(np.sqrt(np.mean(np.square(values))))
-        pool = blocks.view(np.uint8).reshape(-1)
-        self._bytes = _repeated(pool, 1 + -(-nbytes // pool.size))
+        self._n_blocks = min(POOL // format.block_size, -(-nbytes // format.nbytes))
+        self._start = 0
+        times = 1 + -(-nbytes // (self._n_blocks * format.nbytes))
+        self._bytes = self._values(rms, seed, times, format is rows)
         self._bytes.flags.writeable = False
-        self._n_blocks, self._start = n, 0
+
+    def _values(self, rms: float, seed: int, times: int, by_row: bool) -> NDArray[np.uint8]:
+        """The bytes of all blocks, so many times. by_row: without their scale, `row_scale`."""
+        n, rng = self._n_blocks, np.random.default_rng(seed)
+        blocks = np.ascontiguousarray(random_blocks(self.format, n, rng, rms))
+        if by_row:
+            blocks = np.ascontiguousarray(random_blocks(self.format, n, rng, VALUES))
+            if self.format.block_size > 1:
+                self.format.set_scales(blocks, np.ones((n, 1), np.float32))
+            values = self.format.dequantize(blocks.view(np.uint8))
+            self.row_scale = rms / float(np.sqrt(np.mean(np.square(values))))
+        return np.tile(blocks.view(np.uint8).reshape(-1), times)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The next tensor, which begins at another block than the one before."""
@@ -277,3 +279,11 @@ class _Pool:
         data = self._bytes[begin : begin + _nbytes(self.format, shape)]
         rows = data.reshape(*shape[:-1], -1)
         return Repeated(name, shape, stored_as(self.format), rows, "synthetic", begin)
+
+
+class _EmptyPool(_Pool):
+    """A pool of zeros, which the operating system gives when they are read."""
+
+    def _values(self, rms: float, seed: int, times: int, by_row: bool) -> NDArray[np.uint8]:
+        self.row_scale = float(by_row)
+        return np.zeros(times * self._n_blocks * self.format.nbytes, np.uint8)

@@ -9,7 +9,6 @@ import pytest
 
 from ggpy import arch
 from ggpy.backends.numpy.backend import Reference
-from ggpy.evaluate import synthetic
 from ggpy.evaluate.synthetic import Synthetic, parse, shapes
 from ggpy.gguf import Tensor
 from ggpy.quantization.mix import BY_ROW, activations_of, base_of
@@ -45,11 +44,8 @@ def test_every_shape_but_the_tiny_one_has_a_known_size() -> None:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_shapes_have_as_many_weights_as_the_models(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(synthetic, "_repeated", lambda pool, n: np.zeros(n * pool.size, np.uint8))
-    with Synthetic(f"{name}:Q4_0") as model:
+def test_shapes_have_as_many_weights_as_the_models(name: str) -> None:
+    with Synthetic(f"{name}:Q4_0", empty=True) as model:
         n = sum(prod(t.shape) for t in model.tensors.values())
     assert n / 1e9 == pytest.approx(PARAMETERS[name], rel=2e-3)
 
@@ -73,7 +69,7 @@ def test_every_architecture_loads_as_a_file_does(architecture: str) -> None:
     shape = next(
         s for s in shapes().values() if s.architecture == architecture and s.name != "tiny"
     )
-    model = Synthetic(f"{shape.name}:Q4_0")
+    model = Synthetic(f"{shape.name}:Q4_0", empty=True)
     loaded: list[str] = []
 
     class Names(Reference):
@@ -193,3 +189,14 @@ def test_mixes(spec: str, output: str, formats: tuple[str, ...]) -> None:
 def test_bad_specs(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(spec)
+
+
+@pytest.mark.parametrize("spec", ["Gemma-3-1B:Q4_K_M", "Llama-3.2-1B:W8A8"])
+def test_an_empty_model_has_the_same_tensors(spec: str) -> None:
+    """Of several formats, and with scales for each row; its matrices are 0."""
+    with Synthetic(spec) as model, Synthetic(spec, empty=True) as empty:
+        for name, t in model.tensors.items():
+            of_empty = empty.tensors[name]
+            assert (of_empty.shape, of_empty.format) == (t.shape, t.format)
+        assert list(empty.tensors) == list(model.tensors) and empty.metadata == model.metadata
+        assert not empty.tensors["blk.0.attn_q.weight"].data.any()

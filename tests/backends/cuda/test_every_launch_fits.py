@@ -11,6 +11,7 @@ import ctypes
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -105,11 +106,10 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A function from "SHAPE:TYPE" to a file of few layers, none of whose weights are made, or
     copied.
     """
-    monkeypatch.setattr(synthetic, "_repeated", lambda pool, n: np.zeros(n * pool.size, np.uint8))
     monkeypatch.setattr(Uploader, "_copy", lambda *_: setattr(_[0], "_next", _[0]._next + 1))
     made = {name: shallow(name) for name in synthetic.shapes()}
     monkeypatch.setattr(synthetic, "shapes", lambda: made)
-    yield Synthetic
+    yield partial(Synthetic, empty=True)
 
 
 def decode(n: int, position: int) -> Step:

@@ -125,7 +125,7 @@ def test_the_table_has_a_row_for_each_product() -> None:
 def plan_table_model(name: str) -> Iterator[list[plan_table.PlanRow]]:
     from ggpy.evaluate.synthetic import Synthetic
 
-    with Synthetic(name) as file:
+    with Synthetic(name, empty=True) as file:
         device = planned.device_of("sm_89")
         yield plan_table.table(file, device, plan_table.steps_of((1, 4), (64,)))
 

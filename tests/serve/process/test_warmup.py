@@ -67,7 +67,9 @@ def warm() -> Engine:
     """A server's engine for a model of 1.2 billion weights, after the warm-up."""
     ops, n_ctx = PlannedCuda(Hopper(1 << 50)), 1 << 16
     ops._uploader = NoUpload(ops.device)
-    decoder = arch.load(Synthetic("Llama-3.2-1B:Q4_0"), ops, n_ctx, n_batch=2048, n_seq=64)
+    decoder = arch.load(
+        Synthetic("Llama-3.2-1B:Q4_0", empty=True), ops, n_ctx, n_batch=2048, n_seq=64
+    )
     engine = Engine(decoder, ops, NoText(), n_ctx, 2048, 64, n_positions=n_ctx, prefill_tokens=512)
     warm_up(engine)
     return engine
