@@ -84,7 +84,7 @@ def test_every_architecture_loads_as_a_file_does(architecture: str) -> None:
 
 
 def test_experts_in_mxfp4_and_the_rest_in_q8_0() -> None:
-    with Synthetic("gpt-oss-20b:MXFP4_MOE") as model:
+    with Synthetic("gpt-oss-20b:MXFP4_MOE", empty=True) as model:
         kinds = {name.split(".", 2)[-1]: t.format.name for name, t in model.tensors.items()}
         assert model.nbytes / 2**30 == pytest.approx(11.27, abs=0.02)  # as the usual file
         output = model.tensors["output.weight"].format.name
@@ -95,7 +95,7 @@ def test_experts_in_mxfp4_and_the_rest_in_q8_0() -> None:
 
 @pytest.mark.parametrize("type", ["Q4_K_M", "W8A8", "IQ2_XS"])
 def test_types_of_a_mixture_of_experts(type: str) -> None:
-    with Synthetic(f"Qwen1.5-MoE-A2.7B:{type}") as model:
+    with Synthetic(f"Qwen1.5-MoE-A2.7B:{type}", empty=True) as model:
         assert model.tensors["blk.0.ffn_gate_inp.weight"].format.name == "F32"
         assert all(t.shape[-1] % t.format.block_size == 0 for t in model.tensors.values())
         assert not any("_exps.scale" in name for name in model.tensors)
@@ -152,7 +152,7 @@ def test_tensors_differ_and_a_seed_repeats_them() -> None:
     ],
 )
 def test_types(spec: str, formats: tuple[str, str]) -> None:
-    with Synthetic(spec) as model:
+    with Synthetic(spec, empty=True) as model:
         output = "token_embd.weight" if model.shape.tied else "output.weight"
         names = ("blk.0.attn_q.weight", output)
         assert tuple(model.tensors[name].format.name for name in names) == formats
@@ -169,7 +169,7 @@ def test_types(spec: str, formats: tuple[str, str]) -> None:
 )
 def test_mixes(spec: str, output: str, formats: tuple[str, ...]) -> None:
     """As files have them: the first layer's, and the output's."""
-    with Synthetic(spec) as model:
+    with Synthetic(spec, empty=True) as model:
         names = [f"blk.0.{part}.weight" for part in ("attn_k", "attn_v", "ffn_down")]
         assert tuple(model.tensors[name].format.name for name in (*names, output)) == formats
         values = {t.format.name for name, t in model.tensors.items() if "attn_v" in name}

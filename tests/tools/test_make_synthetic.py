@@ -51,7 +51,7 @@ def tool_settings(program: ModuleType) -> Callable[[str], dict[str, Any]]:
     """The metadata that a file of a shape would have."""
 
     def settings(shape: str) -> dict[str, Any]:
-        with Synthetic(f"{shape}:Q4_0") as model:
+        with Synthetic(f"{shape}:Q4_0", empty=True) as model:
             found: dict[str, Any] = program.metadata(model)
             return found
 
