@@ -39,7 +39,7 @@ struct ExpertRowsArgs : GemmArgs {
 #endif
 
 constexpr int N = ROWS / 8;  // MMAs for the columns of B
-constexpr int STEP = 64;     // columns whose codes a lane holds at a time
+constexpr int STEP = 64;     // columns of codes that a lane loads at once
 
 // The tile rows of a warp, in the order in which it makes them: TILES of them in a pass. A round is a pass; GLU with one
 // tile row at once: a pass for gate, then one for up.

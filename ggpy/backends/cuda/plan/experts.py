@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ....kernels.gemm.gemm import Epilogue
 from ....kernels.moe.expert_wgmma import tile_rows
 from ....kernels.moe.route import MAX_LATE_EXPERTS, RouterChoice
-from ...experts import LEAST_SUM, Experts
+from ...experts import LEAST_SUM
 from ...interface import Layer, MoE
 from ..arrays import one_layout
 from .beside import BesidePlan, plan_beside
@@ -86,7 +86,10 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
     copied = on_host and copies_experts(planner, choice, s)
     may_pack = planner.has_wgmma and together and not f.router.weighs_input
     may_pack = may_pack and (copied or not on_host)  # bulk copies cannot read host memory
-    few = few_rows_tile(planner, e, n_pairs) if tile else 0
+    few = 0  # rows of a work tile of the GEMM for few rows per expert
+    if tile:
+        tiles = [w.in_tiles for w in matrices]
+        few = planner.kernels.expert_rows.tile_rows(tiles, n_pairs, choice.n_expert)
     packed = tile > 0 and may_pack and not few
     plain = e.b_gate is None and e.b_up is None and e.activation != "swiglu_oai"
     glu = together and (plain or not tile or few > 0) and not f.router.weighs_input
@@ -130,12 +133,6 @@ def sorted_tile(planner: Planner, choice: RouterChoice, s: StepClass, expert_byt
         sorts = n_pairs >= n_expert
     sorts = sorts and may_sort(planner, s)
     return planner.kernels.experts.tile_rows(n_pairs, n_expert) if sorts else 0
-
-
-def few_rows_tile(planner: Planner, e: Experts, n_pairs: int) -> int:
-    """Rows of a work tile of the GEMM for few rows per expert; 0: another GEMM is used."""
-    tiles = [w.in_tiles for w in (e.w_gate, e.w_up, e.w_down)]
-    return planner.kernels.expert_rows.tile_rows(tiles, n_pairs, e.w_up.n_experts)
 
 
 def copies_experts(planner: Planner, choice: RouterChoice, s: StepClass) -> bool:
