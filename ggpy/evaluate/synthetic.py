@@ -174,19 +174,22 @@ def _tensors(model: Synthetic, seed: int, empty: bool) -> dict[str, Tensor]:
     sizes = dimensions(shape)
     shapes, _ = architectures()[shape.architecture].stored(sizes, shape.tied)
     formats = _formats(model, sizes, shapes)
-    largest: dict[str, int] = {}
-    for name, format in formats.items():
-        if len(shapes[name]) > 1 and name != TABLE:
-            nbytes = _nbytes(format, shapes[name])
-            largest[format.name] = max(largest.get(format.name, 0), nbytes)
     rms = sizes.n_embd**-0.5  # products of a normalised x keep its magnitude: no overflow in f16
+    kinds = {  # of matrices, each of which has a pool
+        name: (format.name, TABLE_RMS if name == TABLE else rms)
+        for name, format in formats.items()
+        if len(shapes[name]) > 1
+    }
+    largest: dict[tuple[str, float], int] = {}
+    for name, kind in kinds.items():
+        largest[kind] = max(largest.get(kind, 0), _nbytes(formats[name], shapes[name]))
     made = _EmptyPool if empty else _Pool
-    pools = {f: made(by_name(f), n, rms, seed, model.rows) for f, n in largest.items()}
-    table = made(formats[TABLE], _nbytes(formats[TABLE], shapes[TABLE]), TABLE_RMS, seed)
+    pools = {
+        (f, rms): made(by_name(f), n, rms, seed, model.rows) for (f, rms), n in largest.items()
+    }
     found = {}
     for name, size in shapes.items():
-        pool = pools.get(formats[name].name) if len(size) > 1 else None
-        pool = table if name == TABLE else pool
+        pool = pools[kinds[name]] if name in kinds else None
         found[name] = pool.tensor(name, size) if pool else _constant(name, size, _value(name))
         if pool and pool.row_scale:
             found[scale_of(name)] = _constant(scale_of(name), size[:1], pool.row_scale)
