@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from math import prod
+from math import isqrt, prod
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arch import architectures
+from ..arch.architecture import Context
 from ..arch.config import Config, Dimensions
 from ..arch.scheme import scale_of, settings_for
 from ..formats import Format, all_formats, by_name
@@ -32,14 +33,17 @@ from ..gguf import Tensor
 from ..quantization.mix import BY_ROW, MIXED, Mix, activations_of, base_of, file_type, in_order
 from ..util.paths import data_dir
 
-POOL = 1 << 22  # random weights of a format, about
+# Random weights of a format, about. The number of blocks is prime: rows differ then, although the
+# blocks repeat. Of equal rows of an output matrix the first one is chosen, so tokens would, too.
+POOL = 1 << 22
 SMALLER = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}  # for rows that are no multiple of 256
 SMALLEST = "Q4_0"  # replaces all other formats of 256 weights for such rows
 OUTPUT_OF_ROWS = "Q8_0"  # output and embedding table of types with a scale for each row
 TABLE = "token_embd.weight"
-# Root mean square of its values. What attention adds is the same for all tokens, or nearly, and of
-# size 1: beside an x of 8 it grows by 1 % a layer, beside a smaller one tokens become alike.
-TABLE_RMS = 8.0
+# Root mean square of embeddings. What attention adds is the same for all tokens, or nearly, and of
+# size 1: beside an x of 8 it grows by 1 % a layer, beside a smaller one tokens become alike. With a
+# larger table, logits of a tied model would all reach its soft cap.
+EMBEDDING_RMS = 8.0
 VALUES = 100.0  # root mean square of 8-bit numbers that have a scale for each row
 EXPERT_MIX, OUTPUT_OF_EXPERT_MIX = "MXFP4_MOE", "Q8_0"  # as in files of gpt-oss
 OF_SEVERAL = (*MIXED, EXPERT_MIX)  # types whose matrices have several formats
@@ -69,6 +73,14 @@ def dimensions(shape: ModelShape) -> Dimensions:
     """The sizes of a model of this shape."""
     architecture = architectures()[shape.architecture]
     return architecture.dimensions(Config(_metadata(shape), shape.architecture), shape.n_vocab)
+
+
+def _embedding_scale(shape: ModelShape) -> float:
+    """What its architecture multiplies embeddings by."""
+    architecture = architectures()[shape.architecture]
+    config = Config(_metadata(shape), shape.architecture)
+    sizes = architecture.dimensions(config, shape.n_vocab)
+    return architecture.read(Context(config, sizes, {}, 1)).embedding_scale
 
 
 def parse(spec: str) -> tuple[ModelShape, str, str]:
@@ -175,8 +187,9 @@ def _tensors(model: Synthetic, seed: int, empty: bool) -> dict[str, Tensor]:
     shapes, _ = architectures()[shape.architecture].stored(sizes, shape.tied)
     formats = _formats(model, sizes, shapes)
     rms = sizes.n_embd**-0.5  # products of a normalised x keep its magnitude: no overflow in f16
+    table_rms = EMBEDDING_RMS / _embedding_scale(shape)
     kinds = {  # of matrices, each of which has a pool
-        name: (format.name, TABLE_RMS if name == TABLE else rms)
+        name: (format.name, table_rms if name == TABLE else rms)
         for name, format in formats.items()
         if len(shapes[name]) > 1
     }
@@ -248,6 +261,11 @@ def _nbytes(format: Format, shape: tuple[int, ...]) -> int:
     return prod(shape[:-1]) * format.row_bytes(shape[-1])
 
 
+def _prime(most: int) -> int:
+    """The largest prime number up to `most`."""
+    return next(n for n in range(most, 1, -1) if all(n % i for i in range(2, isqrt(n) + 1)))
+
+
 class _Pool:
     """Random blocks of one format, repeated so that the largest tensor fits from any block on."""
 
@@ -257,7 +275,7 @@ class _Pool:
         """rows: the format whose values have a scale for each row, `row_scale`."""
         self.format = format
         self.row_scale = 0.0  # none
-        self._n_blocks = min(POOL // format.block_size, -(-nbytes // format.nbytes))
+        self._n_blocks = min(_prime(POOL // format.block_size), -(-nbytes // format.nbytes))
         self._start = 0
         times = 1 + -(-nbytes // (self._n_blocks * format.nbytes))
         self._bytes = self._values(rms, seed, times, format is rows)
