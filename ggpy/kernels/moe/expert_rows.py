@@ -33,13 +33,13 @@ class Shape:
     ctas: int
 
 
-# By the rows of a work tile and unpacks_fast, in order of preference. Two tile rows read x half as
-# often; more warps unpack slow codes sooner.
+# By the rows of a work tile, in order of preference. Two tile rows read x half as often; more warps
+# unpack slow codes sooner.
 SHAPES = {
-    (8, True): (Shape(2, 8, 2), Shape(1, 8, 2)),
-    (8, False): (Shape(1, 8, 3), Shape(2, 8, 2), Shape(1, 8, 2)),
-    (16, False): (Shape(1, 8, 2), Shape(2, 12, 1), Shape(1, 16, 1)),
+    8: (Shape(1, 8, 3), Shape(2, 8, 2), Shape(1, 8, 2)),
+    16: (Shape(1, 8, 2), Shape(2, 12, 1), Shape(1, 16, 1)),
 }
+FAST_SHAPES = Shape(2, 8, 2), Shape(1, 8, 2)  # of 8 rows, if the layout unpacks_fast
 
 
 class ExpertRowsArgs(GemmArgs):
@@ -71,6 +71,11 @@ def unpacks_fast(layout: Layout) -> bool:
     return layout.bits in (4, 8, 16) and not layout.is_table
 
 
+def shapes(layout: Layout, rows: int) -> Sequence[Shape]:
+    """Shapes for a work tile of so many rows, in order of preference."""
+    return FAST_SHAPES if rows == 8 and unpacks_fast(layout) else SHAPES[rows]
+
+
 class ExpertRows:
     """The grouped GEMM of few rows. Instances are compiled at their first launch."""
 
@@ -89,8 +94,8 @@ class ExpertRows:
         return 0
 
     def shape(self, w: TiledMatrix, rows: int, is_glu: bool = False) -> Shape | None:
-        """The first of SHAPES that fits; None: none does. rows: of a work tile."""
-        for shape in SHAPES[rows, rows == 8 and unpacks_fast(w.layout)]:
+        """The first of the shapes that fits; None: none does. rows: of a work tile."""
+        for shape in shapes(w.layout, rows):
             needed = shared_bytes(w.layout, w.k, rows, shape) + STATIC_SHARED
             pairs_up = shape.tiles == 1 or is_glu or w.tile_rows % shape.tiles == 0
             if pairs_up and shape.ctas * needed <= self.device.shared_bytes:
@@ -133,16 +138,20 @@ class ExpertRows:
             raise ValueError(f"rows of {first.k} columns do not fit into shared memory")
         n_rounds = args.n_tiles if is_glu else args.n_tiles // shape.tiles
         chunks = args.n_chunk * (2 if is_glu else shape.tiles)  # of a round
-        tiles = work_tiles(n_pairs, n_expert, rows)
-        all_rounds = -(-n_rounds // shape.warps)
-        fill = -(
-            -self.device.sm_count * shape.ctas // tiles
-        )  # CTAs of a work tile that fill all SMs
-        args.rounds = min(-(-ROUND_CHUNKS // chunks), max(1, all_rounds // fill))
-        grid = tiles, -(-all_rounds // args.rounds)
+        tiles, of_cta = work_tiles(n_pairs, n_expert, rows), -(-n_rounds // shape.warps)
+        args.rounds = self._rounds_of_warp(tiles, of_cta, chunks, shape)
+        grid = tiles, -(-of_cta // args.rounds)
         kernel = self._kernel(layout.type_name, epilogue, rows, shape)
         shared = shared_bytes(layout, first.k, rows, shape)
         kernel.launch(grid, shape.warps * 32, (args,), smem=shared, pdl=True)
+
+    def _rounds_of_warp(self, n_work: int, of_cta: int, chunks: int, shape: Shape) -> int:
+        """Rounds that each warp multiplies: enough for ROUND_CHUNKS, if CTAs fill all SMs then.
+
+        of_cta: rounds of a warp if a work tile had one CTA. chunks: of a round.
+        """
+        filling = -(-self.device.sm_count * shape.ctas // n_work)  # CTAs of a work tile
+        return min(-(-ROUND_CHUNKS // chunks), max(1, of_cta // filling))
 
     def _kernel(self, layout: str, epilogue: Epilogue, rows: int, shape: Shape) -> Kernel:
         key = layout, epilogue, rows, shape

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from tile_cases import Weights
 
 from ggpy.device.compile import compile_cubin
 from ggpy.kernels.gemm.gemm import STATIC_SHARED as PRODUCT_SHARED
+from ggpy.kernels.layout.tile import Layout
 from ggpy.kernels.moe import combine, expert_gemm, expert_gemv, expert_rows, route
 from ggpy.kernels.moe.route import STATIC_SHARED
 
@@ -38,9 +41,11 @@ def test_they_compile(arch: str) -> None:
              for n in tiles]  # fmt: skip
     rows, registers_of = [], []
     defines = {"STAGES": expert_rows.STAGES, "NORM_PIECES": 1}
-    for (tile, fast), shapes in expert_rows.SHAPES.items() if arch == "sm_90a" else ():
-        layouts = [w for w in LAYOUTS if expert_rows.unpacks_fast(w) == fast]
-        layouts = [w for w in layouts if tile == 8 or w.is_table]
+    layouts_of: dict[tuple, list[Layout]] = {}
+    for tile, w in product(expert_rows.SHAPES if arch == "sm_90a" else (), LAYOUTS):
+        if tile == 8 or w.is_table:
+            layouts_of.setdefault((tile, expert_rows.shapes(w, tile)), []).append(w)
+    for (tile, shapes), layouts in layouts_of.items():
         names = [f"expert_rows<{w.type_name}, {e}>" for w in layouts for e in ("STORE", "GLU")]
         rows += [compile_cubin("moe/expert_rows.cu", arch, expressions=names,
                                defines=defines | {"ROWS": tile, "TILES": shape.tiles,
