@@ -27,7 +27,6 @@ constexpr int ROWS = 16;
 constexpr int MAX_SPLIT = 16;  // splits of one context
 // Logit of a masked position.
 constexpr float NONE = -1e30f;
-constexpr float LOG2E = 1.4426950408889634f;
 
 struct AttentionTile {  // 16-byte aligned, so that one load reads the tile
     int first_token;

@@ -178,7 +178,14 @@ __device__ __forceinline__ void copy_x(const GemmWgmmaArgs& p, const WgmmaShared
     }
 }
 
-// Scale and offset of one group for rows g (low) and g + 8 (high), as f16: d * 512, and the constant added to d * u.
+// Codes of a table with scales that are powers of two: the upper byte makes a code u 128 + u / 8 in f16, and that times
+// 8 d, plus a constant, is exact in one instruction.
+template <class T>
+constexpr bool POWERS = T::VALUES::TABLE && T::SCALES == Scales::E8;
+constexpr int UPPER_BYTE = 0x58;
+
+// Scale and offset of one group for rows g (low) and g + 8 (high), as f16: d * 512 (POWERS: d * 8 / T::VALUES::SCALE),
+// and the constant added to d * u.
 struct GroupScales {
     __half2 d, shift;
 };
@@ -198,9 +205,11 @@ __device__ __forceinline__ GroupScales group_scales(const ChunkScales<T>& s) {
     } else if constexpr (T::SCALES == Scales::E8) {
         const uint32_t word = s.sc[GROUP_INDEX / 2];
         constexpr int from_bit = 16 * (GROUP_INDEX & 1);
-        const __half2 d = __floats2half2_rn(half_power_of_two<from_bit>(word) * 512.0f,
-                                            half_power_of_two<from_bit + 8>(word) * 512.0f);
-        return {d, __hmul2(d, __hmul2(zero, one))};
+        constexpr float factor = 0.5f * (POWERS<T> ? 8.0f / T::VALUES::SCALE : 512.0f);
+        constexpr float offset = POWERS<T> ? 128.0f + T::ZERO * T::VALUES::SCALE / 8.0f : T::ZERO / 512.0f;
+        const __half2 d =
+            __floats2half2_rn(power_bits<from_bit>(word) * factor, power_bits<from_bit + 8>(word) * factor);
+        return {d, __hmul2(d, __float2half2_rn(-offset))};
     } else {
         const __half2 d = as_half2(__byte_perm(s.dd[0], s.dd[1], 0x5410));
         const __half2 m = __hneg2(as_half2(__byte_perm(s.dd[0], s.dd[1], 0x7632)));
@@ -216,10 +225,11 @@ __device__ __forceinline__ void scale_codes(uint32_t (&a)[4], const GroupScales&
     constexpr float shift_of[2] = {T::template shift<J, 0>(), T::template shift<J, 1>()};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const __half2 up = __float2half2_rn(32768.0f / shift_of[i & 1]);
         const __half2 d = i & 1 ? __high2half2(s.d) : __low2half2(s.d);
         const __half2 shift = i & 1 ? __high2half2(s.shift) : __low2half2(s.shift);
-        a[i] = as_bits(__hfma2(__hmul2(as_half2(a[i]), up), d, shift));
+        __half2 code = as_half2(a[i]);
+        if constexpr (!POWERS<T>) code = __hmul2(code, __float2half2_rn(32768.0f / shift_of[i & 1]));
+        a[i] = as_bits(__hfma2(code, d, shift));
     }
 }
 
@@ -310,11 +320,12 @@ struct GemmWgmmaConsumer {
     uint32_t operand_x;  // wgmma descriptor of the current stage of x
     int used;            // the previous stage of x, which wgmmas in flight may still read, or -1
     ChunkScales<T> scales;
+    typename T::VALUES::Words words;
     uint32_t a[2][4][4];
     float acc[TOKENS / 2];
 
     __device__ __forceinline__ GemmWgmmaConsumer(const R& r)
-        : storage(r), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
+        : storage(r), warp(threadIdx.x / 32), lane(threadIdx.x % 32), words(T::VALUES::Words::kept(lane)) {}
 
     // Tile row i of the current weight stage.
     __device__ __forceinline__ const uint8_t* tile(int i) const {
@@ -361,7 +372,7 @@ struct GemmWgmmaConsumer {
     template <int P, int STEP_IN_CHUNK, int J, int S_>
     __device__ __forceinline__ void operand(const ChunkCodes<Step>& codes) {
         uint32_t (&dst)[4] = a[P & 1][2 * J + S_];
-        codes.template unpack<J, S_>(dst);
+        codes.template unpack<J, S_, POWERS<T> ? UPPER_BYTE : 0>(dst, words);
         if constexpr (T::SCALED) {
             constexpr int group = T::GROUP == 16 ? 2 * (2 * STEP_IN_CHUNK + J) + S_ : 2 * STEP_IN_CHUNK + J;
             scale_codes<T, J>(dst, group_scales<T, group>(scales));

@@ -136,10 +136,9 @@ struct Table {
     // The words of a table that a look-up needs in registers, because a PRMT takes one constant.
     struct Words {
         uint32_t first = word(0), third = word(2);
-        // Registers for the whole kernel; the compiler otherwise sets them again for each look-up. `lane` must be kept(),
-        // so that the compiler does not know that it is below 32. All lanes of the warp must call it.
+        // Registers for the whole kernel; the compiler otherwise sets them again for each look-up.
         static __device__ __forceinline__ Words kept(int lane) {
-            const uint32_t zero = lane / 32;
+            const uint32_t zero = ::kept(lane) / 32;  // the compiler does not know that it is below 32
             return {::kept(word(0) + zero), ::kept(word(2) + zero)};
         }
     };
@@ -392,8 +391,9 @@ struct ChunkCodes {
         }
     }
 
-    // Returns the f16 A operand of step S of group J: elements 0, 1 of rows g and g + 8, then elements 2, 3.
-    template <int J, int S>
+    // Returns the f16 A operand of step S of group J: elements 0, 1 of rows g and g + 8, then elements 2, 3. HIGH: the
+    // upper bytes of codes that are looked up.
+    template <int J, int S, int HIGH = 0>
     __device__ __forceinline__ void unpack(uint32_t (&a)[4], const Words& words = {}) const {
         if constexpr (T::FLOAT) {
             constexpr int at = 8 * J + 4 * S;
@@ -402,7 +402,7 @@ struct ChunkCodes {
             constexpr int low = 4 * J + TileOffset<T>::word(0, S), high = 4 * J + TileOffset<T>::word(1, S);
             unpack_bytes(a, main[low], main[high]);
         } else if constexpr (T::VALUES::TABLE) {
-            unpack_bytes(a, bytes<J, S, 0>(words), bytes<J, S, 1>(words));
+            unpack_bytes<HIGH>(a, bytes<J, S, 0>(words), bytes<J, S, 1>(words));
         } else if constexpr (T::BASE_BITS == 2) {
             constexpr int at = 2 * (J / 2) + S;
             // The codes are shifted up by two bits: tensor cores drop bits of a product with a subnormal that has many
@@ -422,10 +422,11 @@ struct ChunkCodes {
         }
     }
     // Converts four bytes of row g (low) and four bytes of row g + 8 (high) to an f16 A operand.
+    template <int HIGH = 0>
     static __device__ __forceinline__ void unpack_bytes(uint32_t (&a)[4], uint32_t low, uint32_t high) {
         if constexpr (T::SCALED) {
-            a[0] = __byte_perm(low, 0, 0x4140), a[1] = __byte_perm(high, 0, 0x4140);
-            a[2] = __byte_perm(low, 0, 0x4342), a[3] = __byte_perm(high, 0, 0x4342);
+            a[0] = __byte_perm(low, HIGH, 0x4140), a[1] = __byte_perm(high, HIGH, 0x4140);
+            a[2] = __byte_perm(low, HIGH, 0x4342), a[3] = __byte_perm(high, HIGH, 0x4342);
         } else if constexpr (T::ZERO != 0) {
             a[0] = integers_to_half2<0>(low), a[1] = integers_to_half2<0>(high);
             a[2] = integers_to_half2<1>(low), a[3] = integers_to_half2<1>(high);

@@ -8,12 +8,14 @@ enum Activation { SILU, GELU_TANH };
 // before, and the gate multiplied by it.
 constexpr float INPUT_RANGE = 64.0f;
 
+constexpr float GELU_SLOPE = 1.5957691216057308f, GELU_CUBIC = 0.044715f;  // 2 sqrt(2 / pi)
+
 __device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
 
 // v * sigmoid(w), with w = v for SiLU; for GELU (tanh), (1 + tanh(w / 2)) / 2 is the sigmoid of w. Few instructions,
 // because epilogues unroll it.
 __device__ __forceinline__ float activate(int activation, float v) {
-    const float w = activation == SILU ? v : 1.5957691216057308f * v * fmaf(0.044715f * v, v, 1.0f);
+    const float w = activation == SILU ? v : GELU_SLOPE * v * fmaf(GELU_CUBIC * v, v, 1.0f);
     return __fdividef(v, 1.0f + __expf(-w));
 }
 

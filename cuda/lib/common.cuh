@@ -60,6 +60,9 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 
 // ---- numbers ---------------------------------------------------------------------------------------------------
 
+constexpr float LOG2E = 1.4426950408889634f;
+constexpr float LARGEST_FLOAT = 3.40282347e38f;
+
 // Rounds to the nearest f16; values out of range saturate at +-65504, and NaN stays NaN.
 __device__ __forceinline__ __half saturated_half(float v) {
     constexpr float limit = 65504.0f;

@@ -45,7 +45,7 @@ extern "C" __global__ void expert_glu(const float* gate, const float* up, const 
     const float before = WEIGHS_INPUT ? __ldcg(weights + pair) : 1.0f;
     const float4 g = scaled_sum(before, gates, columns_or_zero(b_gate, expert, columns, column));
     const float4 u = scaled_sum(before, ups, columns_or_zero(b_up, expert, columns, column));
-    const auto gated = [&](float v, float w) { return expert_gated(activation, v, w); };
+    const ExpertGated gated(activation);
     *reinterpret_cast<uint2*>(h + static_cast<size_t>(row) * columns + column) = make_uint2(
         saturated_half2(gated(g.x, u.x), gated(g.y, u.y)), saturated_half2(gated(g.z, u.z), gated(g.w, u.w)));
 }

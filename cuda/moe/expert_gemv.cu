@@ -175,7 +175,7 @@ struct ExpertOutput {
             y[w] = EPILOGUE == SUM ? sum : scaled_expert(p.segment[w], expert, sum) + bias[w];
         }
         if constexpr (EPILOGUE == GLU) {
-            static_cast<__half*>(p.segment[0].out)[index(p)] = saturated_half(expert_gated(p.activation, y[0], y[1]));
+            static_cast<__half*>(p.segment[0].out)[index(p)] = saturated_half(ExpertGated(p.activation)(y[0], y[1]));
         } else if constexpr (EPILOGUE == SUM) {
             if (p.bias[0])
                 for (int j = 0; j < p.n_used; ++j) y[0] += parts[(WARPS + j) * TILE_ROWS + threadIdx.x];

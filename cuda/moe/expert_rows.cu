@@ -209,6 +209,7 @@ template <class T, int EPILOGUE>
 __device__ __forceinline__ void write_rows(const ExpertRowsArgs& p, int tile, const int4& work, int lane,
                                            const float (&sums)[N][4], const float (&up)[N][4]) {
     constexpr float UNIT = ScaledSums<T, N>::UNIT;
+    const ExpertGated gated(p.activation);
     const int n_rows = p.segment[0].n_rows;
 #pragma unroll
     for (int i = 0; i < 4 * N; ++i) {
@@ -222,7 +223,7 @@ __device__ __forceinline__ void write_rows(const ExpertRowsArgs& p, int tile, co
             float u = scaled_expert(p.segment[1], work.x, up[n][e] * UNIT);
             if (p.bias[0]) y += __ldg(p.bias[0] + bias);
             if (p.bias[1]) u += __ldg(p.bias[1] + bias);
-            static_cast<__half*>(p.segment[0].out)[index] = saturated_half(expert_gated(p.activation, y, u));
+            static_cast<__half*>(p.segment[0].out)[index] = saturated_half(gated(y, u));
         } else {
             static_cast<float*>(p.segment[0].out)[index] = y;
         }

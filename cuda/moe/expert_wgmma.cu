@@ -1,7 +1,7 @@
 // Grouped GEMM on Hopper, for many rows of each expert: rows of x that are sorted by expert (sort.cu) and packed
 // (pack_pairs.cu), each times the matrix of its expert, with the main loop of gemm_wgmma.cu. A work tile is 128 rows of
-// weights x up to TOKENS (64 or 256) rows of x. A tile of fewer rows multiplies only as many as it has, rounded up to a
-// multiple of 32.
+// weights x up to TOKENS (64, 256 or 288) rows of x. A tile of fewer rows multiplies only as many as it has, rounded up
+// to a multiple of 32. 288: an expert with 256 rows on average seldom has more.
 //
 // Launch: resident CTAs as of gemm_wgmma.cu, in clusters of CLUSTER CTAs, which have the same rows of x and adjacent rows
 // of weights. Which work tiles there are is known on the device alone, so each cluster takes every gridDim / CLUSTER-th
@@ -105,8 +105,9 @@ __device__ __forceinline__ void copy_expert_rows(const ExpertWgmmaArgs& p,
     }
 }
 
-// Stores the sums of a work tile, a piece at a time: sum e = 0 ... 3 of piece i belongs to row g + 8 (e / 2) of the
+// Stores the sums of a work tile, QUAD pieces at a time: sum e = 0 ... 3 of piece i belongs to row g + 8 (e / 2) of the
 // warp's weights and row 8 i + 2 t + e % 2 of the tile.
+constexpr int QUAD = 4;
 template <class T, int TOKENS, int EPILOGUE>
 struct ExpertOutput {
     const Segment& segment;
@@ -125,12 +126,12 @@ struct ExpertOutput {
         out = static_cast<float*>(segment.out) + static_cast<size_t>(first) * segment.n_rows + column;
         rows = work.n_rows - lane % 4 * 2;
     }
-    __device__ __forceinline__ void put(int piece, const float4& sums) const {
-        const float y[4] = {sums.x, sums.y, sums.z, sums.w};
+    __device__ __forceinline__ void put(int first, const float (&sums)[TOKENS / 2]) const {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const int row = 8 * piece + e % 2;
-            if (valid[e / 2] && row < rows) out[static_cast<size_t>(row) * segment.n_rows + e / 2 * 8] = scale * y[e];
+        for (int i = 4 * first; i < 4 * (first + QUAD); ++i) {
+            const int e = i % 4, row = i / 4 * 8 + e % 2;
+            if (valid[e / 2] && row < rows)
+                out[static_cast<size_t>(row) * segment.n_rows + e / 2 * 8] = scale * sums[i];
         }
     }
     __device__ __forceinline__ void end() const {}
@@ -147,11 +148,12 @@ struct ExpertOutput<T, TOKENS, GLU> {
     int pieces;
     float scale[2], bias[2];
     bool valid;
+    ExpertGated gated;
 
     template <class Work>
     __device__ __forceinline__ ExpertOutput(const ExpertWgmmaArgs& args,
                                             const WgmmaSharedStorage<T, TOKENS, GLU>& storage, const Work& work)
-        : p(args), staged(storage.out), pieces(work.pieces()) {
+        : p(args), staged(storage.out), pieces(work.pieces()), gated(args.activation) {
         const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 8 + lane / 4;
         const int column = packed_column(p.order, row), in_piece = lane % 4 * 2;
         const int in_matrix = work.row_block * (TILES / 2 * TILE_ROWS) + row, n_rows = p.segment[0].n_rows;
@@ -170,13 +172,20 @@ struct ExpertOutput<T, TOKENS, GLU> {
         if (threadIdx.x < PIECES) bulk_store_wait<true>();
         named_barrier_sync(1, 128 * GROUPS);
     }
-    __device__ __forceinline__ void put(int piece, const float4& sums) const {
-        const float gate[2] = {fmaf(scale[0], sums.x, bias[0]), fmaf(scale[0], sums.y, bias[0])};
-        const float up[2] = {fmaf(scale[1], sums.z, bias[1]), fmaf(scale[1], sums.w, bias[1])};
+    __device__ __forceinline__ void put(int first, const float (&sums)[TOKENS / 2]) const {
+        float h[2 * QUAD];
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const __half h = saturated_half(expert_gated(p.activation, gate[e], up[e]));
-            *reinterpret_cast<__half*>(dst[e] + piece * PIECE_BYTES) = valid ? h : __half(0.0f);
+        for (int i = 0; i < 2 * QUAD; ++i) {
+            const int at = 4 * (first + i / 2) + i % 2;
+            h[i] = gated(fmaf(scale[0], sums[at], bias[0]), fmaf(scale[1], sums[at + 2], bias[1]));
+        }
+#pragma unroll
+        for (int i = 0; i < QUAD; ++i) {
+            const uint32_t pair = valid ? saturated_half2(h[2 * i], h[2 * i + 1]) : 0;
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                *reinterpret_cast<uint16_t*>(dst[e] + (first + i) * PIECE_BYTES) =
+                    static_cast<uint16_t>(pair >> 16 * e);
         }
     }
     __device__ __forceinline__ void end() const {
@@ -186,6 +195,8 @@ struct ExpertOutput<T, TOKENS, GLU> {
             bulk_store(out + threadIdx.x * PIECE_BYTES, staged + threadIdx.x * PIECE_BYTES, PIECE_BYTES);
     }
 };
+
+constexpr int WGMMA_ROWS = 256;  // most rows of x of a wgmma
 
 // wgmmas of the first n_rows rows of a work tile, or up to 31 more.
 template <int TOKENS>
@@ -198,9 +209,15 @@ struct FirstRows {
     __device__ __forceinline__ void multiply(float (&acc)[TOKENS / 2], const uint32_t (&a)[4][4], uint32_t x) const {
         constexpr int HALF = (LEAST + MOST) / 64 * 32;
         if constexpr (LEAST == MOST) {
-            float (&sums)[MOST / 2] = reinterpret_cast<float (&)[MOST / 2]>(acc);
+            constexpr int FIRST = MOST > WGMMA_ROWS ? WGMMA_ROWS : MOST, SECOND = MOST - FIRST;
+            float (&sums)[FIRST / 2] = reinterpret_cast<float (&)[FIRST / 2]>(acc);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) wgmma_f16<MOST>(sums, a[i], x + 2 * i);
+            for (int i = 0; i < 4; ++i) {
+                wgmma_f16<FIRST>(sums, a[i], x + 2 * i);
+                if constexpr (SECOND > 0)
+                    wgmma_f16<SECOND>(reinterpret_cast<float (&)[SECOND / 2]>(acc[FIRST / 2]), a[i],
+                                      x + FIRST * ROW / 16 + 2 * i);
+            }
             wgmma_commit();  // here, for ptxas would end a second group where the ways meet
         } else if (n_rows > HALF) {
             multiply<HALF + 32, MOST>(acc, a, x);
@@ -239,10 +256,8 @@ __global__ void __launch_bounds__(W_THREADS, CTAS_PER_SM<TOKENS>) expert_wgmma(c
             consumer.multiply(FirstRows<TOKENS>{n_rows}, 0, p.n_stages);
             ExpertOutput<T, TOKENS, EPILOGUE> out(p, storage, work);
 #pragma unroll
-            for (int i = 0; i < TOKENS / 8; ++i)
-                if (8 * i < n_rows)
-                    out.put(i, make_float4(consumer.acc[4 * i], consumer.acc[4 * i + 1], consumer.acc[4 * i + 2],
-                                           consumer.acc[4 * i + 3]));
+            for (int i = 0; i < TOKENS / 8; i += QUAD)
+                if (8 * i < n_rows) out.put(i, consumer.acc);
             out.end();
         }
         if (EPILOGUE == GLU && threadIdx.x < TOKENS / 8) bulk_store_wait<false>();

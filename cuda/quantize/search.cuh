@@ -10,7 +10,7 @@
 constexpr float ALL_ZERO = 1e-15f;
 
 // Whether x is neither infinite nor NaN.
-__device__ __forceinline__ bool is_number(float x) { return fabsf(x) <= 3.40282347e38f; }
+__device__ __forceinline__ bool is_number(float x) { return fabsf(x) <= LARGEST_FLOAT; }
 
 // Rounds to the nearest integer, ties to even. Beyond 2^22, which no caller should reach, returns the same wrong
 // integer as ggml's bit trick.

@@ -20,8 +20,8 @@ from .combine import ACTIVATIONS
 from .sort import SortedPairs, work_tiles
 
 # Rows of a work tile, each with the most pairs an expert on average: two CTAs with tiles of 64 fit
-# on an SM, and a tile of 256 multiplies only as many rows as it has.
-TILES = ((64, 72), (256, None))
+# on an SM, and larger tiles multiply only as many rows as they have. Of 288, less fits in memory.
+TILES = ((64, 66), (256, 200), (288, None))
 CLUSTERED_ROWS = 256  # of a work tile: CTAs with such tiles form pairs, which copy x for each other
 
 
@@ -93,7 +93,7 @@ class ExpertWgmma:
         args.expert_bytes = first.layout.nbytes(first.n_rows, first.k)
         args.n_work = work_tiles(n_pairs, n_expert, tokens)
         args.n_stages = k_stages(first.layout, first.k).count
-        cluster, tiling = 2 if tokens == CLUSTERED_ROWS else 1, Tiling(tokens, False)
+        cluster, tiling = 2 if tokens >= CLUSTERED_ROWS else 1, Tiling(tokens, False)
         args.row_blocks = -(-row_blocks // cluster)
         resident = self.n_sms * tiling.ctas_per_sm // cluster
         clusters = min(resident, args.n_work * args.row_blocks)

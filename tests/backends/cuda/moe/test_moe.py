@@ -224,6 +224,7 @@ PACKED += [
     ("normalised", 210, 256),
     ("gpt-oss", 300, 256),
     ("all experts", 80, 256),
+    ("all experts", 202, 288),
     ("softmax", 60, 64),
 ]
 
