@@ -250,13 +250,16 @@ def _status(server: RunningServer) -> int:
         return 0
 
 
-def test_an_engine_that_fails_ends_the_process() -> None:
+@pytest.mark.parametrize("can_abort", [True, False])
+def test_an_engine_that_fails_ends_the_process(can_abort: bool) -> None:
     with running() as server:
 
         def fail(*_: Any, **__: Any) -> Any:
             raise RuntimeError("the GPU is gone")
 
         server.engine.decoder.run = fail
+        if not can_abort:
+            server.engine.abort = fail
         answer = server.post(CHAT, messages=HELLO)
         assert answer.status_code == 503
         assert "the GPU is gone" in answer.json()["error"]["message"]

@@ -215,6 +215,15 @@ class EngineWorker:
     def _fail(self, error: BaseException) -> None:
         """A step that raised: nobody's sequence can go on, and the process has to end."""
         self._stopped = True
-        self.engine.abort(error)
-        self._deliver()
+        try:
+            self.engine.abort(error)
+            self._deliver()
+        except BaseException:
+            self._loop.call_soon_threadsafe(self._give_up, error)
         self._loop.call_soon_threadsafe(self._failed, error)
+
+    def _give_up(self, error: BaseException) -> None:
+        """In the event loop: end all tickets with an error, when the engine cannot."""
+        for ticket in tuple(self.tickets):
+            ticket.sequence.error = error
+            self._hand_out([(ticket, [], "error")])
