@@ -22,7 +22,7 @@ TYPES = [layout.type_name for layout in LAYOUTS]
 NORM = {"WARPS": route.WARPS, "NORM_PIECES": 2}
 
 
-def registers(shape: Shape) -> int:
+def most_registers(shape: Shape) -> int:
     """The most registers that a thread can have."""
     return 65536 // (32 * shape.warps * shape.ctas)
 
@@ -32,8 +32,11 @@ def tight(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
     which cannot spill where the others do not.
     """
     found: list[Shape] = []
-    for shape in sorted(shapes, key=lambda s: (-s.tiles, registers(s))):
-        if all(other.tiles < shape.tiles or registers(other) > registers(shape) for other in found):
+    for shape in sorted(shapes, key=lambda s: (-s.tiles, most_registers(s))):
+        if all(
+            other.tiles < shape.tiles or most_registers(other) > most_registers(shape)
+            for other in found
+        ):
             found.append(shape)
     return tuple(found)
 
@@ -71,7 +74,7 @@ def test_they_compile(arch: str) -> None:
                                                   "WARPS": shape.warps, "CTAS": shape.ctas},
                                extra_source=expert_rows.ASSERTS).resources
                  for shape in shapes]  # fmt: skip
-        registers_of += [registers(shape) for shape in shapes]
+        registers_of += [most_registers(shape) for shape in shapes]
     names = [f"route<{n}, {rows}>" for n, rows in route.SHAPES]
     routes = compile_cubin("moe/route.cu", arch, expressions=names, defines=NORM,
                            extra_source=route.ASSERTS).resources  # fmt: skip
