@@ -30,6 +30,7 @@ COMMON = ["-std=c++17", "-g1", "-DGGPY_EMULATOR", "-w", "-ffp-contract=off", "-f
 # Uninitialised automatic variables of a kernel hold a fixed pattern, so errors are reproducible.
 COMMON += ["-ftrivial-auto-var-init=pattern"]
 COMMON += ["-Og"]  # kernels run for seconds but compile for minutes: -O1 compiles half as fast
+COMMON += ["--param=ggc-min-heapsize=500000"]  # garbage collection takes 6 % of the time
 SANITIZE = ["-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 # Since C++20, left shifts of negative numbers and into the sign bit are defined.
 SANITIZE += ["-fno-sanitize=shift-base"]
