@@ -71,16 +71,14 @@ def shapes() -> dict[str, ModelShape]:
 
 def dimensions(shape: ModelShape) -> Dimensions:
     """The sizes of a model of this shape."""
-    architecture = architectures()[shape.architecture]
-    return architecture.dimensions(Config(_metadata(shape), shape.architecture), shape.n_vocab)
+    return _context(shape).sizes
 
 
-def _embedding_scale(shape: ModelShape) -> float:
-    """What its architecture multiplies embeddings by."""
-    architecture = architectures()[shape.architecture]
+def _context(shape: ModelShape) -> Context:
+    """What its architecture reads settings from, without tensors."""
     config = Config(_metadata(shape), shape.architecture)
-    sizes = architecture.dimensions(config, shape.n_vocab)
-    return architecture.read(Context(config, sizes, {}, 1)).embedding_scale
+    sizes = architectures()[shape.architecture].dimensions(config, shape.n_vocab)
+    return Context(config, sizes, {}, 1)
 
 
 def parse(spec: str) -> tuple[ModelShape, str, str]:
@@ -183,12 +181,13 @@ def _scheme(model: Synthetic) -> dict[str, Any]:
 def _tensors(model: Synthetic, seed: int, empty: bool) -> dict[str, Tensor]:
     """The tensors that the architecture declares, in its order."""
     shape = model.shape
-    sizes = dimensions(shape)
-    shapes, _ = architectures()[shape.architecture].stored(sizes, shape.tied)
+    architecture, context = architectures()[shape.architecture], _context(shape)
+    sizes = context.sizes
+    shapes, _ = architecture.stored(sizes, shape.tied)
     formats = _formats(model, sizes, shapes)
     rms = sizes.n_embd**-0.5  # products of a normalised x keep its magnitude: no overflow in f16
-    table_rms = EMBEDDING_RMS / _embedding_scale(shape)
-    kinds = {  # of matrices, each of which has a pool
+    table_rms = EMBEDDING_RMS / architecture.read(context).embedding_scale
+    kinds = {  # the pool of each matrix, by format and RMS
         name: (format.name, table_rms if name == TABLE else rms)
         for name, format in formats.items()
         if len(shapes[name]) > 1
