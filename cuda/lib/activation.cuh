@@ -8,7 +8,8 @@ enum Activation { SILU, GELU_TANH };
 // before, and the gate multiplied by it.
 constexpr float INPUT_RANGE = 64.0f;
 
-constexpr float GELU_SLOPE = 1.5957691216057308f, GELU_CUBIC = 0.044715f;  // 2 sqrt(2 / pi)
+// Of GELU (tanh); the first is 2 sqrt(2 / pi).
+constexpr float GELU_SLOPE = 1.5957691216057308f, GELU_CUBIC = 0.044715f;
 
 __device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
 

@@ -20,7 +20,7 @@ from .combine import ACTIVATIONS
 from .sort import SortedPairs, work_tiles
 
 # Rows of a work tile, each with the most pairs an expert on average: two CTAs with tiles of 64 fit
-# on an SM, and larger tiles multiply only as many rows as they have. Of 288, less fits in memory.
+# on an SM, and larger ones multiply only as many rows as they have. With 288, fewer stages fit.
 TILES = ((64, 66), (256, 200), (288, None))
 CLUSTERED_ROWS = 256  # of a work tile: CTAs with such tiles form pairs, which copy x for each other
 

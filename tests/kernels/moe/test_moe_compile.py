@@ -33,10 +33,7 @@ def tight(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
     """
     found: list[Shape] = []
     for shape in sorted(shapes, key=lambda s: (-s.tiles, most_registers(s))):
-        if all(
-            other.tiles < shape.tiles or most_registers(other) > most_registers(shape)
-            for other in found
-        ):
+        if not found or most_registers(shape) < most_registers(found[-1]):
             found.append(shape)
     return tuple(found)
 
