@@ -1,8 +1,9 @@
-// RMS norm of rows x [T, k], two uses:
+// RMS norm of rows x [T, k], three uses:
 //
-//    rms_norm:      out = f16(norm(x))     before a GEMM; rows of f16, or packed (packed.cuh); with BOTH_ORDERS packed
-//                                          in CODES order, followed by F16 order
-//    add_rms_norm:  x += norm(y)           after a GEMM whose output is normalised before the residual add; f32
+//    rms_norm:           out = f16(norm(x))     before a GEMM; rows of f16, or packed (packed.cuh); with BOTH_ORDERS
+//                                               packed in CODES order, followed by F16 order
+//    add_rms_norm:       x += norm(y)           after a GEMM whose output is normalised before the residual add; f32
+//    add_rms_norm_next:  the second, then the first with the next norm, in one launch and with the same bits
 //
 // Decode: grid (T), one CTA per row, in registers. Prefill (*_rows): a grid of the resident CTAs, each of which takes
 // every gridDim.x-th row, so it reads the weights once and prefetches the next two rows while it sums one.
@@ -58,18 +59,12 @@ __device__ __forceinline__ void store_row(const Norm& norm, uint8_t* out, int in
     }
 }
 
-__device__ __forceinline__ void add_row(const Norm& norm, float* x, int k) {
+// old += norm(x) of piece i, also stored in `dst`.
+__device__ __forceinline__ void add_piece(const Norm& norm, int i, float (&old)[8], float* dst) {
 #pragma unroll
-    for (int i = 0; i < NORM_PIECES; ++i) {
-        if (norm.column(i) >= k) continue;
-        float old[8];
-        float4* dst = reinterpret_cast<float4*>(x + norm.column(i));
-        read_floats(old, x + norm.column(i));
-#pragma unroll
-        for (int j = 0; j < 8; j += 4)
-            dst[j / 4] = make_float4(norm.added_to(old[j], i, j), norm.added_to(old[j + 1], i, j + 1),
-                                     norm.added_to(old[j + 2], i, j + 2), norm.added_to(old[j + 3], i, j + 3));
-    }
+    for (int j = 0; j < 8; ++j) old[j] = norm.added_to(old[j], i, j);
+    reinterpret_cast<float4*>(dst)[0] = make_float4(old[0], old[1], old[2], old[3]);
+    reinterpret_cast<float4*>(dst)[1] = make_float4(old[4], old[5], old[6], old[7]);
 }
 
 // Two rows in flight from global memory to registers, [2][piece][THREADS * 8 floats] in shared memory. Each warp copies
@@ -152,18 +147,45 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (next_prescale != nullptr && threadIdx.x == 0) next_prescale[blockIdx.x] = norm.inverse * HEADROOM;
 }
 
+// x += norm(y), a row, with the weights of `norm`; then sum.x is the new x.
+__device__ __forceinline__ void add_row(Norm& norm, Norm& sum, float* x, const float* y, int k, float eps) {
+    norm.load(y, k);
+    sum.load(x, k);
+    norm.scale(k, eps);
+#pragma unroll
+    for (int i = 0; i < NORM_PIECES; ++i)
+        if (norm.column(i) < k) add_piece(norm, i, sum.x[i], x + norm.column(i));
+}
+
 // x[i] += norm(y[i]). Grid: rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_rms_norm(float* x, const float* y, const float* weight, int k, float eps) {
-    Norm norm;
+    Norm norm, sum;
     grid_dependency_launch();
     norm.load_weight(weight, k);
     grid_dependency_wait();
     const size_t first = static_cast<size_t>(blockIdx.x) * k;
-    norm.load(y + first, k);
-    norm.scale(k, eps);
-    add_row(norm, x + first, k);
+    add_row(norm, sum, x + first, y + first, k, eps);
 }
+
+#ifndef NORM_BIAS
+// x[i] += norm(y[i]), then out[i] = norm(x[i]) with the next weight and eps. Grid: rows.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_rms_norm_next(float* x, const float* y, const float* weight, const float* next_weight, void* out, int k,
+                      float eps, float next_eps, int steps, int order) {
+    constexpr bool EARLY = NORM_PIECES <= 3;  // registers hold the weights of both norms
+    Norm norm, sum;
+    grid_dependency_launch();
+    norm.load_weight(weight, k);
+    if (EARLY) sum.load_weight(next_weight, k);
+    grid_dependency_wait();
+    const size_t first = static_cast<size_t>(blockIdx.x) * k;
+    add_row(norm, sum, x + first, y + first, k, eps);
+    if (!EARLY) sum.load_weight(next_weight, k);
+    sum.scale(k, next_eps);
+    store_row(sum, static_cast<uint8_t*>(out), blockIdx.x, gridDim.x, k, steps, order);
+}
+#endif
 
 // Resident CTAs per SM, from the 64 K registers of an SM. RmsNorm.resident_ctas in ggpy/kernels/norm/rms_norm.py
 // computes the same number for the grid.
@@ -182,6 +204,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     add_rms_norm_rows(float* x, const float* y, const float* weight, int n_rows, int k, float eps) {
     const auto row_of = [&](int i) { return y + static_cast<size_t>(i) * k; };
-    normalise_rows(weight, n_rows, k, eps, row_of,
-                   [&](const Norm& norm, int i) { add_row(norm, x + static_cast<size_t>(i) * k, k); });
+    normalise_rows(weight, n_rows, k, eps, row_of, [&](const Norm& norm, int index) {
+#pragma unroll
+        for (int i = 0; i < NORM_PIECES; ++i) {
+            if (norm.column(i) >= k) continue;
+            float old[8], *dst = x + static_cast<size_t>(index) * k + norm.column(i);
+            read_floats(old, dst);
+            add_piece(norm, i, old, dst);
+        }
+    });
 }

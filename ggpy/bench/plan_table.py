@@ -23,12 +23,12 @@ from ..backends.cuda.plan import (
     ResidualState,
     RopeIn,
     StepClass,
+    SumPlan,
 )
 from ..backends.cuda.weights_f16 import SCRATCH
 from ..backends.interface import GatedDeltaNet, Layer, MoE
 from ..kernels.gemm.gemm_wgmma import by_layout
 from ..kernels.layout.blocks_to_f16 import F16_TILES
-from ..kernels.layout.pack import PLAIN
 from ..kernels.layout.tile import ROWS, TiledMatrix
 from .planned import N_CTX, PlannedCuda
 
@@ -108,12 +108,12 @@ def _rows(ops: Cuda, decoder: Any, s: StepClass) -> Iterator[tuple[int, PlanRow]
             yield from _product(ops, layer.index, n, d.product, ("ffn_down",), [f.w_down], out=d)
             stream = dense.after
         if layer.input is not None:
-            own, end = layer.input, planner.end(layer, s)
+            own, end = layer.input, planner.end(layer, s, stream)
             yield from _product(ops, layer.index, n, end.gate, ("inp_gate",), [own.gate])
             yield from _product(
                 ops, layer.index, n, end.out.product, ("proj",), [own.w], out=end.out
             )
-            stream = ResidualState()
+            stream = end.after
     head = planner.head(decoder.head, s, stream)
     index = len(decoder.layers)
     yield from _product(ops, index, n, head, ("output",), [decoder.head.weight])
@@ -191,7 +191,7 @@ def _experts(ops: Cuda, layer: Layer, tokens: str, s: StepClass) -> Iterator[tup
     if plan.beside is None:
         yield at, row("-", "combine", "-", "add", "-")
     else:
-        yield at, row("-", "join", "kernel", f"norm ({plan.beside.post_norm.value})", "-")
+        yield at, row("-", "join", "kernel", " + ".join(_sum(plan.beside.total)), "-")
 
 
 def _attention(kernels: HeadKernels, layer: int, tokens: str, s: StepClass) -> PlanRow:
@@ -207,6 +207,14 @@ def _attention(kernels: HeadKernels, layer: int, tokens: str, s: StepClass) -> P
     return PlanRow(tokens, str(layer), "attention", kernel, "-", "-", "-", "-", shape, "-")
 
 
+def _sum(plan: SumPlan) -> Iterator[str]:
+    """What is computed with a sum."""
+    if plan.post_norm is not NormIn.NONE:
+        yield f"norm ({plan.post_norm.value})"
+    if plan.next_norm is not None:
+        yield "next norm"
+
+
 def _product(
     ops: Cuda,
     layer: int,
@@ -215,17 +223,15 @@ def _product(
     names: Sequence[str],
     weights: Sequence[Matrix],
     rope: RopeIn | None = None,
-    out: Any = None,
+    out: SumPlan | None = None,
 ) -> Iterator[tuple[int, PlanRow]]:
     for launch in plan.launches:
         kernel = launch.kernel
         if launch.inner is not None:
             kernel += f" + {launch.inner.kernel}"
         part, epilogue = weights[launch.part], plan.epilogue.lower()
-        if out is not None and out.deferred != PLAIN:
-            epilogue += " + next norm"
-        if out is not None and out.post_norm is not NormIn.NONE:
-            epilogue += f" + norm ({out.post_norm.value})"
+        if out is not None:
+            epilogue = " + ".join((epilogue, *_sum(out)))
         schedule, workspace = _schedule(ops, plan, launch, part)
         yield (
             layer,

@@ -28,6 +28,7 @@ from .plan import (
     ProductPlan,
     ResidualState,
     StepClass,
+    SumPlan,
 )
 from .steps.graphs import Graphs
 from .steps.upload import StepBatch
@@ -43,7 +44,7 @@ class StepContext:
         self.planner = Planner(kernels, device.arch, **policy)
         self.elementwise = Elementwise(device)
         self.gemms = Gemms(device, kernels, self.elementwise, self.scratch)
-        self.norms = Norms(device, kernels.warps, self.f16, self.scratch)
+        self.norms = Norms(device, kernels.rms_norm, self.f16, self.scratch)
         self._memory: dict[str, Buffer] = {}
         self._batch: StepBatch | None = None
         self.probe: Probe | None = None
@@ -135,9 +136,9 @@ class StepContext:
             x = replace(x, sum=None)
         if plan.post_norm is NormIn.NONE:
             deferred = None
-            if plan.deferred_norm is not None:
-                sizes = plan.deferred, plan.square_columns
-                deferred = self.norms.defer(plan.deferred_norm, x, *sizes)
+            if plan.next_norm is not None:
+                sizes = plan.next_layout, plan.square_columns
+                deferred = self.norms.defer(plan.next_norm, x, *sizes)
             in_epilogue = bias if bias is not None and plan.product.takes_bias else None
             operands = ProductOperands(deferred=deferred, bias=in_epilogue)
             self.gemms.run(plan.product, h, [w], [x], operands)
@@ -154,14 +155,17 @@ class StepContext:
         self.gemms.run(plan.product, h, [w], [y])
         if bias is not None:
             self.elementwise.add_bias(y.data, bias, *y.shape)
-        return self.add_normed(x, y, post_norm, plan.post_norm)
+        return self.add_normed(x, y, post_norm, plan)
 
-    def add_normed(self, x: Array, y: Array, post_norm: Norm, where: NormIn) -> Array:
+    def add_normed(self, x: Array, y: Array, post_norm: Norm, plan: SumPlan) -> Array:
         """x + post_norm(y), in place; or pending, if the next product computes it (PROLOGUE)."""
         n, k = x.shape
-        if where is NormIn.PROLOGUE:
+        if plan.post_norm is NormIn.PROLOGUE:
             buffers = (self.f32(name, n, k) for name in ("x", "x, other"))
             to = next(buffer for buffer in buffers if buffer.data is not x.data)
             return replace(to, sum=Sum(x.data, y.data, post_norm), scale=x.scale)
-        self.norms.add(x, y, post_norm)
+        if plan.next_norm is None:
+            self.norms.add(x, y, post_norm)
+        else:
+            self.norms.add_next(x, y, post_norm, plan.next_norm, plan.next_layout)
         return x

@@ -28,17 +28,17 @@ class Norms:
     def __init__(
         self,
         device: Any,
-        warps: int,
+        rms: RmsNorm,
         f16: Callable[[str, int, int, int], Array],
         scratch: Scratch,
     ) -> None:
-        """warps: per CTA. f16(name, rows, columns, layout) and scratch(name, bytes) return scratch
-        memory.
+        """rms: kernels of RMS norms without a bias. f16(name, rows, columns, layout) and
+        scratch(name, bytes) return scratch memory.
         """
         self._device, self._f16, self._scratch = device, f16, scratch
-        self._rms = RmsNorm(device, warps)
+        self._rms = rms
         kinds: tuple[NormKind, ...] = ("rms with bias", "layer")
-        self._others = {kind: RmsNorm(device, warps, kind) for kind in kinds}
+        self._others = {kind: RmsNorm(device, rms.warps, kind) for kind in kinds}
         self._identities: dict[int, Norm] = {}  # by columns
         self._scaled: dict[tuple[Norm, float], Norm] = {}
         self._weights: dict[tuple[Norm, int], Buffer] = {}  # of norms that self._others computes
@@ -49,7 +49,7 @@ class Norms:
         """Begin a step."""
         self._n_factors = 0  # norms so far that have stored factors
         self._deferred: tuple[Array, int] | None = None
-        self.last: Array | None = None  # the last result of `compute`
+        self.last: Array | None = None  # the last result of `compute` or `add_next`
 
     def compute(
         self, x: Array, norm: Norm, n: int, layout: int, rows: Memory | None, leaves_factors: bool
@@ -140,6 +140,13 @@ class Norms:
         if norm.centred or norm.bias is not None or weights is None:
             kernel, weights = self._other(norm, k)
         kernel.add(x.data, y.data, weights, n, k, norm.eps)
+
+    def add_next(self, x: Array, y: Array, norm: Norm, next_norm: Norm, layout: int) -> None:
+        """x += norm(y), in place, then `last` = next_norm(x), f16 in the layout."""
+        n, k = x.shape
+        self.last = self._f16("normed", n, k, layout)
+        of_y, of_x = ((one.weight, one.eps) for one in (norm, next_norm))
+        self._rms.add_next(x.data, y.data, of_y, of_x, self.last.data, n, k, layout)
 
     def defer(self, norm: Norm, x: Array, layout: int, square_columns: int) -> DeferredNorm:
         """Operands of the product that adds to x and defers `norm`, the next norm of x."""

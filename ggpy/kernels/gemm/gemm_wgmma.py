@@ -39,6 +39,7 @@ TILE_COSTS = TileCosts(
     },
     always_split=(8, 16),
     memory=0.109,
+    halves_few=3.0,
     pairs=True,
 )
 TWO_TOKENS = 256  # of two GEMMs in one launch, at most
@@ -46,6 +47,7 @@ TWO_TOKENS = 256  # of two GEMMs in one launch, at most
 TWO_COSTS = replace(
     TILE_COSTS,
     costs={n: cost for n, cost in TILE_COSTS.costs.items() if n < TOKENS[-1]},
+    halves_few=0.0,
     pairs=False,
 )
 

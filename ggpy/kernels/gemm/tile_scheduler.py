@@ -39,7 +39,8 @@ class TileCosts:
     costs: by tokens of a tile. always_split: tokens of tiles that always use stream-K, because they
     have few sums. memory: lower bound of microseconds per 128 columns and per bit of a weight, if
     two CTAs share an SM. one_cta_per_sm: CTAs never share an SM. may_halve: tokens that fit in one
-    tile may be divided into two. pairs: clusters of two CTAs make whole tiles, where possible.
+    tile may be divided into two. halves_few: the same, if an SM has at most so many times 128
+    columns of work tiles. pairs: clusters of two CTAs make whole tiles, where possible.
     """
 
     costs: Mapping[int, Cost]
@@ -47,6 +48,7 @@ class TileCosts:
     memory: float = 0.0
     one_cta_per_sm: bool = False
     may_halve: bool = False
+    halves_few: float = 0.0
     pairs: bool = False
 
     @property
@@ -54,10 +56,13 @@ class TileCosts:
         """Tokens of a work tile; one instance of the kernel each."""
         return *self.always_split, *self.costs
 
-    def sizes(self, n_tokens: int) -> tuple[int, ...]:
-        """Tile sizes to consider for n_tokens tokens."""
+    def sizes(self, n_tokens: int, steps_per_sm: float) -> tuple[int, ...]:
+        """Tile sizes to consider for n_tokens tokens. steps_per_sm: work of an SM, in 128 columns
+        of tiles that all tokens fit in.
+        """
         size = next((size for size in self.tokens if size >= n_tokens), self.tokens[-1])
-        may_halve = self.may_halve and n_tokens <= size
+        may_halve = self.may_halve or steps_per_sm <= self.halves_few
+        may_halve = may_halve and n_tokens <= size
         both = size // 2 in self.costs and (may_halve or size == TOKENS[-1])
         return (size // 2, size) if both else (size,)
 
@@ -168,7 +173,7 @@ def fastest(
     tiles: TileCosts, row_blocks: int, n_tokens: int, stages: KStages, n_sms: int
 ) -> Tiling:
     """The fastest tiling of row_blocks x n_tokens outputs."""
-    sizes = tiles.sizes(n_tokens)
+    sizes = tiles.sizes(n_tokens, row_blocks * stages.count * stages.columns / 128 / n_sms)
     if sizes[-1] in tiles.always_split:
         return Tiling(sizes[-1], True, one_cta_per_sm=tiles.one_cta_per_sm)
     tilings = [

@@ -19,6 +19,7 @@ from ggpy.backends.numpy.backend import Reference
 from ggpy.kernels.gemm.gemm_decode import WARPS
 from ggpy.kernels.gemm.hopper import has_wgmma
 from ggpy.kernels.layout.pack import CODES
+from ggpy.kernels.norm.rms_norm import RmsNorm
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +107,7 @@ def test_a_deferred_norm_is_taken_once():
     def f16(name: str, rows: int, columns: int, layout: int) -> Array:
         return Array(scratch(name, 1 << 12), np.float16, (rows, columns), columns, layout)
 
-    norms = Norms(device, WARPS, f16, scratch)
+    norms = Norms(device, RmsNorm(device, WARPS), f16, scratch)
     norm = Norm(device.alloc(4 * D), 1e-5)
     x = Array(device.alloc(1 << 14), np.float32, (8, D), D)
     norms.compute(x, norm, 8, CODES, None, True)

@@ -13,6 +13,7 @@ from random_decoder import BEHIND, LAYERS, decode_step, random_decoder
 from ggpy.backends.cuda.backend import Cuda
 from ggpy.backends.cuda.plan import products
 from ggpy.backends.numpy.backend import Reference
+from ggpy.kernels.norm.rms_norm import RmsNorm
 
 
 @pytest.mark.parametrize(
@@ -27,11 +28,13 @@ from ggpy.backends.numpy.backend import Reference
     ],
 )
 def test_who_adds(n: int, types: dict[str, str], apart: int) -> None:
+    """A kernel that adds also computes the next norm, but for that of the logits."""
     device = LaunchesOnHopper()
     ops = Cuda(device)
     decoder = random_decoder(ops, types, post_norms=True)
     ops.run(decode_step(n), decoder.forward)
-    assert device.times("add_rms_norm") == apart
+    assert device.times("add_rms_norm_next") == apart - 1
+    assert device.times("add_rms_norm") == 1
     device.launched.clear()
     ops.run(decode_step(n), decoder.forward, lambda *_: None)
     assert device.times("add_rms_norm") == 2 * LAYERS, "where outputs of ops will be read"
@@ -46,6 +49,22 @@ def test_the_bits_are_the_same(machine: Any, monkeypatch: pytest.MonkeyPatch, n:
         ops = Cuda(machine)
         decoder = random_decoder(ops, post_norms=True)
         found.append([ops.read(decoder.run(decode_step(n, i))) for i in range(4)])
+    for a, b in zip(*found, strict=True):
+        assert np.array_equal(a, b) and np.isfinite(a).all()
+
+
+@pytest.mark.parametrize("n", [3, 7])
+@pytest.mark.parametrize("types", [{}, {"attn_v": "Q6_K", "ffn_up": "F16"}])
+def test_the_next_norm_has_the_bits_of_its_kernel(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, n: int, types: dict[str, str]
+) -> None:
+    """Step after step, with x in one order and in several."""
+    found = []
+    for joined in (True, False):
+        monkeypatch.setattr(RmsNorm, "takes_next", lambda self, n, joined=joined: joined)
+        ops = Cuda(machine)
+        decoder = random_decoder(ops, types, post_norms=True)
+        found.append([ops.read(decoder.run(decode_step(n, i))) for i in range(3)])
     for a, b in zip(*found, strict=True):
         assert np.array_equal(a, b) and np.isfinite(a).all()
 

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from cases import ACTIVATIONS, nmse, silu
 from kernel_buffers import Output, upload
+from packed_cases import unpacked
 from tile_cases import HALF
 
 from ggpy.kernels.gemm.elementwise import Elementwise
 from ggpy.kernels.gemm.gemm import INPUT_RANGE
+from ggpy.kernels.layout.pack import CODES, F16, packed_bytes
 
 
 def glu(device, gate, up, activation) -> np.ndarray:
@@ -46,12 +48,30 @@ def test_gate_of_a_layers_input_and_scale(machine):
     gate, values = np.random.default_rng(3).standard_normal((2, 300)).astype(np.float32)
     out, x, elementwise = Output(machine, 600), Output(machine, 1200), Elementwise(machine)
     args = upload(machine, gate / np.float32(INPUT_RANGE)), upload(machine, values), out.buffer
-    elementwise.gate_input(*args, 300, "gelu_tanh")
+    elementwise.gate_input(*args, 1, 300, "gelu_tanh")
     expected = ACTIVATIONS["gelu_tanh"](gate.astype(np.float64)) * values
     assert nmse(out.read(np.float16, (300,)), expected) <= HALF
     machine.upload(x.buffer, gate)
     elementwise.scale(x.buffer, 300, 0.3)
     assert np.array_equal(x.read(np.float32, (300,)), gate * np.float32(0.3))
+
+
+@pytest.mark.parametrize("order", [CODES, F16])
+def test_a_packed_input(machine, order):
+    n, k = 11, 384
+    gate, values = np.random.default_rng(4).standard_normal((2, n, k)).astype(np.float32)
+    args = upload(machine, gate), upload(machine, values)
+    rows, packed = Output(machine, 2 * n * k), Output(machine, packed_bytes(n, k))
+    elementwise = Elementwise(machine)
+    elementwise.gate_input(*args, rows.buffer, n, k, "silu")
+    elementwise.gate_input(*args, packed.buffer, n, k, "silu", order)
+    found = unpacked(packed.read(np.float16, (packed_bytes(n, k) // 2,)), n, k, order)
+    assert np.array_equal(found[:n], rows.read(np.float16, (n, k)))
+
+
+def test_columns_that_would_have_to_be_padded(emulator):
+    with pytest.raises(ValueError, match="200 columns cannot be packed: take a multiple of 128"):
+        Elementwise(emulator).gate_input(None, None, None, 1, 200, "silu", CODES)
 
 
 def test_under_sanitizers(emulated):

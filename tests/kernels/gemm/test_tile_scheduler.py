@@ -45,6 +45,13 @@ def chosen(tiles: TileCosts, rows: int, k: int, n: int) -> tuple[str, int]:
         (2048, 8192, 1024, ("split-K 2", 256)),
         (4096, 14336, 2048, ("data-parallel, pairs", 256)),
         (4096, 4096, 300, ("data-parallel", 128)),
+        # few work tiles: two of half the size
+        (256, 4096, 64, ("split-K 8", 32)),
+        (1536, 4096, 33, ("split-K 8", 32)),
+        (1536, 4096, 32, ("split-K 8", 32)),
+        (1664, 4096, 64, ("split-K 8", 64)),
+        (1024, 4096, 128, ("split-K 8", 64)),
+        (1664, 4096, 128, ("split-K 4", 128)),
     ],
 )
 def test_chosen_schedule(rows, k, n, name):

@@ -7,7 +7,7 @@ from kernel_buffers import Output, upload
 from packed_cases import unpacked
 
 from ggpy.device.compile import compile_cubin
-from ggpy.kernels.layout.pack import BOTH, CODES, F16, layout_bytes, packed_bytes
+from ggpy.kernels.layout.pack import BOTH, CODES, F16, PLAIN, layout_bytes, packed_bytes
 from ggpy.kernels.norm.rms_norm import RmsNorm
 
 COLUMNS = [8, 96, 4096, 4104]  # the last takes two rounds of a CTA's threads
@@ -103,6 +103,38 @@ def test_add(machine, k):
         RmsNorm(machine).add(*args)
         result = out.read(np.float32, (5, k))
         assert nmse(result, x.astype(np.float64) + expected(y, weight, 1e-6)) <= 1e-12
+
+
+@pytest.mark.parametrize("order", [PLAIN, CODES, BOTH])
+@pytest.mark.parametrize("k", [*COLUMNS, 12296])
+def test_add_and_the_next_norm(machine, k, order):
+    """In one launch: the bits of two."""
+    n, norms = 5, RmsNorm(machine)
+    x, y = row_data(n + 1, k)[0][:n], row_data(n, k)[0] * 3
+    of_y, of_x = row_data(2, k)[1], row_data(3, k)[1]
+    weights, added = [upload(machine, w) for w in (of_y, of_x)], upload(machine, y)
+    found = []
+    for joined in (True, False):
+        sums, out = Output(machine, x.nbytes), Output(machine, layout_bytes(n, k, order))
+        machine.upload(sums.buffer, x)
+        if joined:
+            both = (weights[0], 1e-5), (weights[1], 1e-2)
+            norms.add_next(sums.buffer, added, *both, out.buffer, n, k, order)
+        else:
+            norms.add(sums.buffer, added, weights[0], n, k, 1e-5)
+            norms.to_f16(sums.buffer, None, weights[1], out.buffer, n, k, 1e-2, order)
+        f16 = out.read(np.uint16, (layout_bytes(n, k, order) // 2,))
+        found.append((sums.read(np.float32, (n, k)), f16))
+    assert np.array_equal(found[0][0], found[1][0]) and np.array_equal(found[0][1], found[1][1])
+    assert nmse(found[0][0], x.astype(np.float64) + expected(y, of_y, 1e-5)) <= 1e-12
+
+
+def test_rows_that_are_too_many_for_the_next_norm(emulator):
+    norms, n = RmsNorm(emulator), 2 * emulator.sm_count
+    assert norms.takes_next(n - 1) and not norms.takes_next(n)
+    assert not RmsNorm(emulator, kind="layer").takes_next(1)
+    with pytest.raises(ValueError, match=f"{n} rows are too many for two norms in one launch"):
+        norms.add_next(None, None, (None, 0.0), (None, 0.0), None, n, 96)
 
 
 @pytest.mark.parametrize("kind", ["rms with bias", "layer"])

@@ -9,9 +9,10 @@ import numpy as np
 from ....device.base import Ptr
 from ....kernels.blocks.layer_inputs import EmbeddedTokens, layer_inputs
 from ...inputs import LayerInputs
+from ...interface import Layer
 from ..arrays import Array, Memory
 from ..context import StepContext
-from ..plan import ResidualState
+from ..plan import GatedInput
 from .scales import ScaledLayer
 
 
@@ -41,27 +42,27 @@ class InputOps:
         c, layer = self._context, scaled.layer
         if layer.input is not None:
             assert inputs is not None
-            x = self._add_input(x, scaled, inputs)
+            x = self._add_input(x, layer, inputs)
         if layer.scale != 1:
             c.elementwise.scale(x.data, x.shape[0] * x.shape[1], layer.scale)
         return x
 
-    def _add_input(self, x: Array, scaled: ScaledLayer, inputs: Array) -> Array:
-        c, layer = self._context, scaled.layer
-        own, n = layer.input, x.shape[0]
-        assert own is not None
-        plan = c.planner.end(layer, c.s)
-        c.stream = ResidualState()
+    def _add_input(self, x: Array, layer: Layer, inputs: Array) -> Array:
+        c, own, n = self._context, layer.input, x.shape[0]
+        assert isinstance(own, GatedInput)
+        plan = c.planner.end(layer, c.s, c.stream)
+        c.stream = plan.after
         size = own.gate.n_rows
-        h = c.f16("h", n, size)
+        h = c.f16("h", n, size, plan.h_layout)
         factors = _at(inputs, 4 * layer.index * n * size)
         if plan.gate.epilogue == "INPUT":
             options = {"activation": own.activation, "factors": factors}
-            c.input_product(plan.gate, x, scaled.gate_norm, [own.gate], [h], **options)
+            c.input_product(plan.gate, x, own.gate_norm, [own.gate], [h], **options)
         else:
             gate = c.f32("gate", n, size)
-            c.input_product(plan.gate, x, scaled.gate_norm, [own.gate], [gate])
-            c.elementwise.gate_input(gate.data, factors, h.data, n * size, own.activation)
+            c.input_product(plan.gate, x, own.gate_norm, [own.gate], [gate])
+            sizes = n, size, own.activation, plan.h_layout
+            c.elementwise.gate_input(gate.data, factors, h.data, *sizes)
         if c.probe:
             c.probe(layer.index, "input_act", h)
         x = c.output_product(plan.out, h, own.w, x, own)

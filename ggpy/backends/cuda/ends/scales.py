@@ -7,26 +7,27 @@ multiplies the stream instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ....kernels.gemm.gemm import INPUT_RANGE
+from ...inputs import LayerInput
 from ...interface import Attention, Dense, Layer, MoE, Norm
 from ..norm import Norms
+from ..plan import GatedInput
 
 MOST = 1e6  # the divisor of the stream is between 1 / MOST and MOST
 
 
 @dataclass(frozen=True, eq=False)
 class ScaledLayer:
-    """A layer as it is computed. before, after: the divisors of the stream that the layer takes and
-    that it returns. gate_norm: makes x / INPUT_RANGE, the input of the gate of the layer's input.
+    """A layer as it is computed; the gate of its input takes x / INPUT_RANGE. before, after: the
+    divisors of the stream that the layer takes and that it returns.
     """
 
     layer: Layer
     before: float = 1.0
     after: float = 1.0
-    gate_norm: Norm | None = None
 
 
 class LayerScales(dict[Layer, ScaledLayer]):
@@ -56,24 +57,29 @@ class LayerScales(dict[Layer, ScaledLayer]):
     def _scaled(
         self, layer: Layer, before: float, after: float, following: Layer | None
     ) -> ScaledLayer:
-        gate_norm = None
-        if layer.input is not None:
-            k = layer.input.gate.k
-            gate_norm = self._norms.scaled(self._norms.identity(k), k, before / INPUT_RANGE)
-        if layer.scale == before == after == 1 and following is layer.next:
-            return ScaledLayer(layer, gate_norm=gate_norm)
-        own = layer.input
+        own = self._gated(layer.input, before)
+        if layer.scale == before == after == 1 and following is layer.next and own is None:
+            return ScaledLayer(layer)
         changed = replace(
             layer,
             mixer=self._divided(layer.mixer, before),
             ffn=self._divided(layer.ffn, before),
-            input=None
-            if own is None
-            else replace(own, post_norm=self._given(own.post_norm, before)),
+            input=own,
             scale=layer.scale * before if after == 1 else 1.0,
             next=following,
         )
-        return ScaledLayer(changed, before, after, gate_norm)
+        return ScaledLayer(changed, before, after)
+
+    def _gated(self, own: LayerInput | None, before: float) -> GatedInput | None:
+        """A layer's input for x / before, which adds its output / before."""
+        if own is None:
+            return None
+        k = own.gate.k
+        gate_norm = self._norms.scaled(self._norms.identity(k), k, before / INPUT_RANGE)
+        parts = {field.name: getattr(own, field.name) for field in fields(own)}
+        return GatedInput(
+            **{**parts, "post_norm": self._given(own.post_norm, before)}, gate_norm=gate_norm
+        )
 
     def _divided(self, part: Any, before: float) -> Any:
         """A mixer or a feed-forward for x / before, which adds its output / before."""

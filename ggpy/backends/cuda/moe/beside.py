@@ -52,4 +52,4 @@ class DenseBeside:
         both = c.f32("y", n, k)
         beside = Beside(dense.data, *parts)
         self._join.launch(beside, (norms[0], norms[1]), both.data, n, p.choice.n_used, k)
-        return c.add_normed(x, both, f.post_norm, p.beside.post_norm)
+        return c.add_normed(x, both, f.post_norm, p.beside.total)

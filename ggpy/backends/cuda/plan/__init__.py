@@ -17,12 +17,13 @@ from .layers import (
     Planner,
     ResidualState,
     RopeIn,
+    SumPlan,
     lacking,
 )
 from .problem import LaunchPlan, NormIn, ProductPlan, StepClass
 from .products import Activations, GemmChoice
 from .recurrence import Recurrence
-from .successors import Adds, is_rms
+from .successors import Adds, GatedInput, is_rms
 from .unusual import unusual_heads
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "AttentionPlan",
     "DeltaPlan",
     "DensePlan",
+    "GatedInput",
     "GemmChoice",
     "GemmKernels",
     "LaunchPlan",
@@ -44,6 +46,7 @@ __all__ = [
     "ResidualState",
     "RopeIn",
     "StepClass",
+    "SumPlan",
     "copies_experts",
     "is_rms",
     "lacking",

@@ -9,23 +9,25 @@ from typing import TYPE_CHECKING
 
 from ....kernels.gemm.gemm import Epilogue
 from ...interface import Layer, MoE
-from .problem import NormIn, ProductPlan, StepClass
+from .problem import ProductPlan, StepClass
 from .successors import after_ffn
 
 if TYPE_CHECKING:
-    from .layers import Planner, ResidualState
+    from .layers import Planner, ResidualState, SumPlan
 
 
 @dataclass(frozen=True, eq=False)
 class BesidePlan:
     """The products of a dense feed-forward beside experts. glu: gate and up are one launch.
-    post_norm: where the norm of the sum of both is computed.
+    total: how their normed sum is added to the residual stream. after: state of the residual stream
+    after them.
     """
 
     gate_up: ProductPlan
     glu: bool
     down: ProductPlan
-    post_norm: NormIn
+    total: SumPlan
+    after: ResidualState
 
 
 def beside_problem(f: MoE) -> str:
@@ -55,4 +57,5 @@ def plan_beside(planner: Planner, layer: Layer, s: StepClass, start: ResidualSta
     epilogue: Epilogue = "GLU" if glu else "STORE"
     gate_up = replace(planner.product(weights, s, epilogue, norm), leaves_factors=False)
     down = planner.product([f.dense.w_down], s)
-    return BesidePlan(gate_up, glu, down, planner.sum_in(after_ffn(layer), s))
+    total, after = planner.sum_of(f.post_norm, after_ffn(layer), s)
+    return BesidePlan(gate_up, glu, down, total, after or start)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ....kernels.layout.pack import PLAIN, UNIT
 from ...inputs import LayerInputs
 from ...interface import Layer
 from ..arrays import Matrix
@@ -18,23 +19,26 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class EndPlan:
     """The plan of a layer's input. gate: with the epilogue INPUT it multiplies act(gate) by the
-    input; otherwise a kernel does.
+    input; otherwise a kernel does. h_layout: of the result, the input of w. after: state of the
+    residual stream after it.
     """
 
     gate: ProductPlan
+    h_layout: int
     out: OutputPlan
+    after: ResidualState
 
 
 def plan_end(planner: Planner, layer: Layer, s: StepClass, start: ResidualState) -> EndPlan:
-    """The plan of a layer's input, which takes x without a norm. start: the state of a residual
-    stream without a deferred norm.
-    """
+    """The plan of a layer's input. start: state of a residual stream without a deferred norm."""
     own = layer.input
     assert own is not None
     gate = _without_norm(planner, own.gate, s, start)
+    h_layout = planner.x_layout([own.w], s) if own.w.k % UNIT == 0 and s.fused else PLAIN
     if [launch.kernel for launch in gate.launches] == ["gemm_decode"]:
-        gate = replace(gate, epilogue="INPUT")
-    return EndPlan(gate, planner.output(own.w, own, next_mixer(layer), s, start)[0])
+        gate, h_layout = replace(gate, epilogue="INPUT"), PLAIN
+    out, after = planner.output(own.w, own, next_mixer(layer), s, start._replace(normed=False))
+    return EndPlan(gate, h_layout, out, after)
 
 
 def plan_projection(

@@ -68,7 +68,7 @@ def choice_of(f: MoE) -> RouterChoice:
 
 def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualState) -> MoEPlan:
     """The plan of a layer's experts. start: the state of a residual stream without a deferred norm,
-    which is also the state after the experts.
+    which is also the state after experts without a feed-forward beside them.
     """
     f = layer.ffn
     assert isinstance(f, MoE)
@@ -99,12 +99,13 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
     rows = few or tile
     if packed:
         rows, glu = tile_rows(n_pairs, choice.n_expert), True
+    beside = plan_beside(planner, layer, s, start) if f.dense else None
     return MoEPlan(
-        *(choice, rows, together, glu, start, shared, copied),
+        *(choice, rows, together, glu, beside.after if beside else start, shared, copied),
         few_rows=few > 0,
         packed=packed,
         late=late,
-        beside=plan_beside(planner, layer, s, start) if f.dense else None,
+        beside=beside,
     )
 
 

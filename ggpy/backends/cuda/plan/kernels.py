@@ -17,6 +17,7 @@ from ....kernels.layout.pack import Pack
 from ....kernels.layout.tile import ROWS
 from ....kernels.moe.expert_gemm import ExpertGemm
 from ....kernels.moe.expert_rows import ExpertRows
+from ....kernels.norm.rms_norm import RmsNorm
 from ....kernels.w8a8.quantize_rows import QuantizeRows
 from ....kernels.w8a8.w8a8_decode import W8A8Decode
 from ....kernels.w8a8.w8a8_prefill import W8A8Prefill
@@ -43,6 +44,7 @@ class GemmKernels:
         self.experts = ExpertGemm(device)
         self.expert_rows = ExpertRows(device)
         self.pack = Pack(device)
+        self.rms_norm = RmsNorm(device, self.warps)
         self.w8a8_decode = W8A8Decode(device, limits)
         self.w8a8_prefill = W8A8Prefill(device)
         self.w8a8_wgmma = W8A8Wgmma(device, n_sms)

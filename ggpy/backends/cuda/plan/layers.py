@@ -39,7 +39,7 @@ from .experts import MoEPlan, choice_of, plan_experts
 from .problem import NormIn, Problem, ProductPlan, StepClass
 from .products import ProductPlanner
 from .recurrence import Recurrence, recurrence_of
-from .successors import Adds, Successor, after_ffn, is_rms, successor_of
+from .successors import Adds, InputGate, Successor, after_ffn, is_rms, successor_of
 from .unusual import unusual_heads
 
 # least number of tokens for the RoPE epilogue of prefill GEMMs: with fewer it saves no time
@@ -59,24 +59,33 @@ class ResidualState(NamedTuple):
     """The state of the residual stream x between two ops of a step."""
 
     deferred: bool = False  # x has been normalised for the next op, up to a factor per token
+    normed: bool = False  # x has been normalised for the next op
     # a norm of this step has stored its factors, so the next norm may be deferred
     factors: bool = False
 
 
 @dataclass(frozen=True, eq=False)
-class OutputPlan:
-    """A product that adds to the residual stream.
+class SumPlan:
+    """How something is added to the residual stream.
 
-    post_norm: where the post-norm of the product is computed; PROLOGUE: the next product computes
-    it and the sum. deferred: the layout of the next norm's output, which this product stores, or
-    PLAIN if no norm is deferred. deferred_norm: the next norm, if it is deferred. square_columns:
-    columns per sum of squares.
+    post_norm: where the norm of what is added is computed; PROLOGUE: the next product computes it
+    and the sum. next_norm: the norm of the next product, if it is computed with the sum: by the
+    kernel of the post-norm, or, without a post-norm, up to a factor per token (deferred).
+    next_layout: the layout of its output.
+    """
+
+    post_norm: NormIn = NormIn.NONE
+    next_norm: Norm | None = None
+    next_layout: int = PLAIN
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OutputPlan(SumPlan):
+    """A product that adds to the residual stream. square_columns: columns per sum of squares, which
+    a deferred norm needs.
     """
 
     product: ProductPlan
-    post_norm: NormIn = NormIn.NONE
-    deferred: int = PLAIN
-    deferred_norm: Norm | None = None
     square_columns: int = 0
 
 
@@ -139,6 +148,8 @@ class Planner(ProductPlanner):
             return NormIn.KERNEL, ResidualState()
         if self.normalises(weights, s, n, all_rows):
             return NormIn.PROLOGUE, x._replace(deferred=False)
+        if x.normed:
+            return NormIn.SHARED, ResidualState()
         if x.deferred:
             return NormIn.DEFERRED, ResidualState(factors=True)
         return NormIn.KERNEL, ResidualState(factors=self.defers(n))
@@ -268,11 +279,12 @@ class Planner(ProductPlanner):
             self._plans[key] = plan_projection(self, inputs, s, ResidualState())
         return self._plans[key]
 
-    def end(self, layer: Layer, s: StepClass) -> EndPlan:
+    def end(self, layer: Layer, s: StepClass, x: ResidualState) -> EndPlan:
         """The plan of a layer's input. No norm is deferred before or after it."""
-        key = layer.input, s
+        x = ResidualState(normed=x.normed)
+        key = layer.input, s, x
         if key not in self._plans:
-            self._plans[key] = plan_end(self, layer, s, ResidualState())
+            self._plans[key] = plan_end(self, layer, s, x)
         return self._plans[key]
 
     def output(
@@ -286,27 +298,38 @@ class Planner(ProductPlanner):
         """The plan of a product that adds to x, the last product of a part of a layer. successor:
         the next part of the network that takes x. A residual scale is computed as a norm.
         """
-        if successor is not None and not is_rms(successor.norm):
-            successor = None  # a kernel normalises x
         if part.post_norm is not None or part.residual_scale != 1:
-            where = self.sum_in(successor, s) if is_rms(part.post_norm) else NormIn.KERNEL
-            return OutputPlan(self.product([w], s), where), x
+            total, after = self.sum_of(part.post_norm, successor, s)
+            return OutputPlan(product=self.product([w], s), **vars(total)), after or x
         product, layout = self.product([w], s, "ADD"), PLAIN
-        if successor is not None and successor.norm is not None and x.factors:
+        norm = None if successor is None or isinstance(successor, InputGate) else successor.norm
+        if successor is not None and norm is not None and is_rms(norm) and x.factors:
             layout = self._deferred_layout(w, successor.projections, s)
-        if successor is None or layout == PLAIN:
-            return OutputPlan(product), x
-        assert w.tiles is not None and successor.norm is not None
+        if layout == PLAIN:
+            return OutputPlan(product=product), x
+        assert w.tiles is not None
         columns = self.kernels.square_columns(self.is_skinny(w.tiles, s.n_tokens))
-        out = OutputPlan(product, NormIn.NONE, layout, successor.norm, columns)
+        out = OutputPlan(NormIn.NONE, norm, layout, product=product, square_columns=columns)
         return out, x._replace(deferred=True)
 
-    def sum_in(self, successor: Successor | None, s: StepClass) -> NormIn:
-        """Where x + norm(y) with an RMS norm is computed: in the prologue of the next product of x,
-        or by a kernel.
+    def sum_of(
+        self, norm: Norm | None, successor: Successor | None, s: StepClass
+    ) -> tuple[SumPlan, ResidualState | None]:
+        """How x + norm(y) is computed, and the state of the residual stream after it, if it
+        changes. successor: the next part of the network that takes x.
         """
-        left = s.decode and s.fused and successor and self.adds(successor.projections, s)
-        return NormIn.PROLOGUE if left else NormIn.KERNEL
+        alone = SumPlan(NormIn.KERNEL), None
+        if successor is None or not (is_rms(norm) and is_rms(successor.norm) and s.fused):
+            return alone
+        weights, n = successor.projections, s.n_tokens
+        if s.decode and self.adds(weights, s):
+            return SumPlan(NormIn.PROLOGUE), None
+        if successor.norm is None or self.normalises(weights, s, n, True):
+            return alone
+        if not self.kernels.rms_norm.takes_next(n):
+            return alone
+        layout = self.normed_layout(weights, s)
+        return SumPlan(NormIn.KERNEL, successor.norm, layout), ResidualState(normed=True)
 
     def _deferred_layout(self, w: Matrix, successor: Sequence[Matrix], s: StepClass) -> int:
         """The layout in which a GEMM with w stores the deferred norm for the matrices `successor`;

@@ -22,7 +22,7 @@ class NormIn(Enum):
     PROLOGUE = "prologue"  # by the product
     KERNEL = "kernel"
     DEFERRED = "deferred"  # by the previous product, up to a factor per token
-    SHARED = "shared"  # by the kernel that ran for an earlier product of the same x
+    SHARED = "shared"  # by the kernel that ran for an earlier product of the same x, or made x
 
 
 class StepClass(NamedTuple):

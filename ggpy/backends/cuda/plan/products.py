@@ -158,9 +158,9 @@ class ProductPlanner:
                     launches.append(replace(plan, part=slice(start, stop)))
                     start = stop
                     break
-        by_kernel = norm is NormIn.KERNEL
+        by_kernel = norm in (NormIn.KERNEL, NormIn.SHARED)
         layout = (self.normed_layout if by_kernel else self.x_layout)(weights, s, n)
-        leaves = by_kernel and self.defers(n)
+        leaves = norm is NormIn.KERNEL and self.defers(n)
         return ProductPlan(tuple(launches), epilogue, n, layout, norm, leaves)
 
     def is_prefill(self, s: StepClass) -> bool:

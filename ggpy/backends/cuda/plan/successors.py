@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ...inputs import LayerInput
 from ...interface import Dense, Layer, Mixer, MoE, Norm
 from ..arrays import Matrix
 
@@ -27,13 +28,21 @@ class Adds(Protocol):
 
 
 @dataclass(frozen=True)
+class GatedInput(LayerInput):
+    """A layer's input as it is computed. gate_norm: a norm that only scales x for the gate."""
+
+    gate_norm: Norm | None = None
+
+
+@dataclass(frozen=True)
 class InputGate:
-    """Matrices that take x without a norm: after the feed-forward of a layer that has an input, or
-    in a dense feed-forward beside experts.
+    """Matrices before which no norm may be deferred: they take x without a norm, or with one that
+    only scales x. They come after the feed-forward of a layer that has an input, or in a dense
+    feed-forward beside experts.
     """
 
     projections: Sequence[Matrix]
-    norm: None = None
+    norm: Norm | None = None
 
 
 Successor = Mixer | Dense | InputGate  # takes x, and may normalise it
@@ -53,8 +62,9 @@ def successor_of(layer: Layer) -> Successor | None:
 
 def after_ffn(layer: Layer) -> Mixer | InputGate | None:
     """The part that takes x after a layer's feed-forward; None if a kernel takes x as it is."""
-    if layer.input is not None:
-        return InputGate((layer.input.gate,))
+    own = layer.input
+    if own is not None:
+        return InputGate((own.gate,), own.gate_norm if isinstance(own, GatedInput) else None)
     return next_mixer(layer)
 
 
