@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
-from threading import Thread, current_thread
+from threading import Lock, Thread, current_thread
+from weakref import WeakSet
 
 from .engine import Engine
 from .sequence import Piece, Sequence
@@ -21,6 +22,7 @@ class Runner:
     """Steps an engine in a thread of its own while it has sequences; `close` ends that thread.
 
     An error of a step becomes the error of all sequences that the engine has; the thread goes on.
+    If they cannot be ended either, it ends, and who waits for them gets a RuntimeError.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -28,6 +30,9 @@ class Runner:
         self._closed = False
         self._process = os.getpid()
         self._wake: SimpleQueue[None] = SimpleQueue()
+        self._lock = Lock()  # of the two below
+        self._waiting: WeakSet[SimpleQueue[None]] = WeakSet()
+        self._failure: BaseException | None = None
         self._thread = Thread(target=self._run, name="ggpy engine", daemon=True)
         self._thread.start()
 
@@ -38,7 +43,8 @@ class Runner:
     def waiter(self, *sequences: Sequence) -> Callable[[], None]:
         """Returns a function that waits for the next piece, or the end, of any of the sequences.
 
-        From now on the owner thread steps them. RuntimeError in a fork of its process.
+        From now on the owner thread steps them. The function raises RuntimeError if that thread has
+        ended by an error. RuntimeError in a fork of its process.
         """
         if os.getpid() != self._process:
             raise RuntimeError(
@@ -49,8 +55,19 @@ class Runner:
         for sequence in sequences:
             sequence.notify = partial(news.put, None)
         news.put(None)  # a piece may have come before `notify` was set
+        with self._lock:
+            self._waiting.add(news)
         self._wake.put(None)
-        return news.get
+
+        def wait() -> None:
+            if self._failure is None:
+                news.get()
+            if self._failure is not None:
+                raise RuntimeError(
+                    "a step failed, and the sequences could not be ended: load the model again"
+                ) from self._failure
+
+        return wait
 
     def close(self) -> None:
         """End the thread, after the step that is under way; the engine is left as it is."""
@@ -66,4 +83,14 @@ class Runner:
                 try:
                     self._engine.step(wait=True)
                 except BaseException as error:
-                    self._engine.abort(error)
+                    try:
+                        self._engine.abort(error)
+                    except BaseException as failure:
+                        self._give_up(failure)
+                        return
+
+    def _give_up(self, failure: BaseException) -> None:
+        with self._lock:
+            self._failure = failure
+            for news in self._waiting:
+                news.put(None)

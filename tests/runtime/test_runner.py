@@ -353,6 +353,33 @@ def test_who_comes_after_the_news_does_not_wait_for_more(load):
     runner.close()
 
 
+def test_nobody_waits_for_sequences_that_cannot_be_ended(load, monkeypatch):
+    """Neither who waits already, nor who comes later."""
+    model = in_owner_mode(load(2))
+    going, failing = threading.Event(), threading.Event()
+
+    def fails(*_: object) -> None:
+        going.set()
+        assert failing.wait(SECONDS)
+        raise ArithmeticError("a step")
+
+    def cannot(error: BaseException) -> None:
+        raise KeyError("an end") from error
+
+    monkeypatch.setattr(model.engine, "step", lambda wait: fails())
+    monkeypatch.setattr(model.engine, "abort", cannot)
+    with ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(tokens, model, prompt) for prompt in PROMPTS[:2]]
+        assert going.wait(SECONDS)
+        failing.set()
+        for waiting in waits:
+            with pytest.raises(RuntimeError, match="could not be ended: load the model again"):
+                waiting.result(SECONDS)
+    with pytest.raises(RuntimeError, match="load the model again") as caught:
+        tokens(model, PROMPTS[2])
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
 def test_what_was_posted_during_a_step_that_fails_is_done(load):
     model = load(1)
     s = model.engine.add(PROMPTS[0], SamplingParams(temperature=0))
