@@ -37,6 +37,12 @@ GPU = {"gpu", "cuda", "hopper"}  # what tests call a GPU where they run on sever
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
 
 
+def pytest_collection_finish() -> None:
+    """Programs look for garbage between two models: half a second each with all these tests."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs a GPU, so that `-m gpu` runs just that: see tools/record_gpu.py."""
     for item in items:

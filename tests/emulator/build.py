@@ -73,7 +73,8 @@ def host_program(sanitize: bool) -> Path:
     """Build the program that runs kernels. Returns its path."""
     files = [HERE / "runtime.h", *sorted((HERE / "host").iterdir())]
     sources = {path.name: path.read_bytes() for path in files if path.is_file()}
-    flags = [*_flags(sanitize), "-rdynamic"]
+    # compiled once, but switches between threads all the time: -O2 saves an eighth of a run
+    flags = [*_flags(sanitize), "-O2", "-rdynamic"]
     return _build("host", sources, flags, [str(HERE / "host" / "host.cpp"), "-ldl"])
 
 
