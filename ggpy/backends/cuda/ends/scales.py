@@ -7,7 +7,7 @@ multiplies the stream instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ....kernels.gemm.gemm import INPUT_RANGE
@@ -76,10 +76,8 @@ class LayerScales(dict[Layer, ScaledLayer]):
             return None
         k = own.gate.k
         gate_norm = self._norms.scaled(self._norms.identity(k), k, before / INPUT_RANGE)
-        parts = {field.name: getattr(own, field.name) for field in fields(own)}
-        return GatedInput(
-            **{**parts, "post_norm": self._given(own.post_norm, before)}, gate_norm=gate_norm
-        )
+        post_norm = self._given(own.post_norm, before)
+        return GatedInput(own.gate, own.w, post_norm, own.activation, gate_norm)
 
     def _divided(self, part: Any, before: float) -> Any:
         """A mixer or a feed-forward for x / before, which adds its output / before."""

@@ -57,5 +57,4 @@ def plan_beside(planner: Planner, layer: Layer, s: StepClass, start: ResidualSta
     epilogue: Epilogue = "GLU" if glu else "STORE"
     gate_up = replace(planner.product(weights, s, epilogue, norm), leaves_factors=False)
     down = planner.product([f.dense.w_down], s)
-    total, after = planner.sum_of(f.post_norm, after_ffn(layer), s)
-    return BesidePlan(gate_up, glu, down, total, after or start)
+    return BesidePlan(gate_up, glu, down, *planner.sum_of(f.post_norm, after_ffn(layer), s, start))

@@ -299,8 +299,8 @@ class Planner(ProductPlanner):
         the next part of the network that takes x. A residual scale is computed as a norm.
         """
         if part.post_norm is not None or part.residual_scale != 1:
-            total, after = self.sum_of(part.post_norm, successor, s)
-            return OutputPlan(product=self.product([w], s), **vars(total)), after or x
+            total, x = self.sum_of(part.post_norm, successor, s, x)
+            return OutputPlan(product=self.product([w], s), **vars(total)), x
         product, layout = self.product([w], s, "ADD"), PLAIN
         norm = None if successor is None or isinstance(successor, InputGate) else successor.norm
         if successor is not None and norm is not None and is_rms(norm) and x.factors:
@@ -313,21 +313,22 @@ class Planner(ProductPlanner):
         return out, x._replace(deferred=True)
 
     def sum_of(
-        self, norm: Norm | None, successor: Successor | None, s: StepClass
-    ) -> tuple[SumPlan, ResidualState | None]:
-        """How x + norm(y) is computed, and the state of the residual stream after it, if it
-        changes. successor: the next part of the network that takes x.
+        self, norm: Norm | None, successor: Successor | None, s: StepClass, x: ResidualState
+    ) -> tuple[SumPlan, ResidualState]:
+        """How x + norm(y) is computed, and the state of the residual stream after it.
+
+        successor: the next part of the network that takes x.
         """
-        alone = SumPlan(NormIn.KERNEL), None
+        by_kernel = SumPlan(NormIn.KERNEL), x
         if successor is None or not (is_rms(norm) and is_rms(successor.norm) and s.fused):
-            return alone
+            return by_kernel
         weights, n = successor.projections, s.n_tokens
         if s.decode and self.adds(weights, s):
-            return SumPlan(NormIn.PROLOGUE), None
+            return SumPlan(NormIn.PROLOGUE), x
         if successor.norm is None or self.normalises(weights, s, n, True):
-            return alone
+            return by_kernel
         if not self.kernels.rms_norm.takes_next(n):
-            return alone
+            return by_kernel
         layout = self.normed_layout(weights, s)
         return SumPlan(NormIn.KERNEL, successor.norm, layout), ResidualState(normed=True)
 
