@@ -34,8 +34,6 @@ struct FixedPoint {
     static constexpr int SETS = T::GROUPS / 4;
     static constexpr int WORDS = T::GROUP / 16;         // a lane's words (four columns each) of one piece of a group
     static constexpr int LANE_BYTES = T::CHUNK_K / 16;  // of one piece of one slot of a chunk, for one lane t
-    // Whether the bytes of a word are in the order of the columns; otherwise it is 0, 2, 1, 3 (ChunkCodes::bytes).
-    static constexpr bool IN_ORDER = T::BASE_BITS == 8 || T::VALUES::TABLE;
 
     // Whether positive and negative values are multiplied by separate MMAs and subtracted.
     static constexpr bool SPLIT = T::VALUES::SPLIT;
@@ -109,8 +107,8 @@ __device__ __forceinline__ void put_fixed_point(const FixedPointDst<T>& dst, boo
     using F = FixedPoint<T>;
     constexpr int lanes = T::GROUP / 8;
     const float inverse = static_cast<float>(F::LARGEST) * fast_reciprocal(most);
-    const FixedPointWord first = fixed_word<F::IN_ORDER>(x[0], x[1], inverse);
-    const FixedPointWord second = fixed_word<F::IN_ORDER>(x[2], x[3], inverse);
+    const FixedPointWord first = fixed_word<T::IN_ORDER>(x[0], x[1], inverse);
+    const FixedPointWord second = fixed_word<T::IN_ORDER>(x[2], x[3], inverse);
     constexpr int ones = 0x01010101;
     int sum = 256 * __dp4a(static_cast<int>(first.high), ones, __dp4a(static_cast<int>(second.high), ones, 0));
     sum = __dp4a(static_cast<int>(first.low), ones, __dp4a(static_cast<int>(second.low), ones, sum));

@@ -206,7 +206,8 @@ __device__ __forceinline__ GroupScales group_scales(const ChunkScales<T>& s) {
         const uint32_t word = s.sc[GROUP_INDEX / 2];
         constexpr int from_bit = 16 * (GROUP_INDEX & 1);
         constexpr float factor = 0.5f * (POWERS<T> ? 8.0f / T::VALUES::SCALE : 512.0f);
-        constexpr float offset = POWERS<T> ? 128.0f + T::ZERO * T::VALUES::SCALE / 8.0f : T::ZERO / 512.0f;
+        constexpr float offset =
+            POWERS<T> ? 128.0f + T::VALUES::zero(T::BITS) * T::VALUES::SCALE / 8.0f : T::ZERO / 512.0f;
         const __half2 d =
             __floats2half2_rn(power_bits<from_bit>(word) * factor, power_bits<from_bit + 8>(word) * factor);
         return {d, __hmul2(d, __float2half2_rn(-offset))};

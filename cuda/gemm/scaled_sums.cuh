@@ -60,7 +60,8 @@ struct ScaledSums {
     using X = ActivationSums<T>;
     // Scales that are powers of two are multiplied as they are, by as many times the f16 code that unpack() returns.
     static constexpr bool POWERS = T::SCALES == Scales::E8 && T::VALUES::TABLE;
-    static constexpr float UNIT = (T::SCALED ? 1.0f / CODE_UNIT : 1.0f) * (POWERS ? 0.5f / T::VALUES::SCALE : 1.0f);
+    static constexpr float POWER_UNIT = POWERS ? 0.5f / T::template shift<0, 0>() : 1.0f;
+    static constexpr float UNIT = POWER_UNIT * (T::SCALED ? 1.0f / CODE_UNIT : 1.0f);
     int lane;
     typename T::VALUES::Words words;  // constants, unless the kernel keeps them
     float acc[N][4];

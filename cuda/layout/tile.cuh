@@ -182,6 +182,25 @@ struct Table {
     }
 };
 
+// The 4-bit floats E2M1, doubled, so that they are integers. bytes() looks them up. unpack() does not: their bits are the
+// sign, the lower bits of the exponent and the highest bit of the mantissa of the f16 value * F16_FACTOR * 2^-24.
+struct E2M1 : Table<0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc> {
+    static constexpr int F16_FACTOR = 512;
+    // Returns four of a word's eight codes as f16, the lower four or the UPPER four: elements 0 and 1, then 2 and 3. In
+    // `even` and `odd`, every second code is the upper byte of its f16.
+    template <bool UPPER>
+    static __device__ __forceinline__ uint2 to_half2(uint32_t codes) {
+        constexpr uint32_t sign = 0x80808080u, size = 0x0e0e0e0eu, places = UPPER ? 0x3424 : 0x1404;
+        const uint32_t even = lop3<(0xf0 & 0xcc) | 0xaa>(codes << 1, size, lop3<0xf0 & 0xcc>(codes << 4, sign, 0));
+        const uint32_t odd = lop3<(0xf0 & 0xcc) | 0xaa>(codes >> 3, size, lop3<0xf0 & 0xcc>(codes, sign, 0));
+        return {__byte_perm(even, 0, places), __byte_perm(odd, 0, places)};
+    }
+};
+template <class VALUES>
+constexpr bool IS_E2M1 = false;
+template <>
+constexpr bool IS_E2M1<E2M1> = true;
+
 // Which codes of a SPLIT table to look up: all as values, or the magnitudes of the positive (ADDED) or negative (TAKEN)
 // values.
 enum class Part { ALL, ADDED, TAKEN };
@@ -206,7 +225,9 @@ struct Tile {
     static constexpr bool HAS_SUB = SIGNED_SUB || PACKED_SUB;
     static constexpr float SUB_UNIT = SCALES == Scales::SUB_8 ? 0.125f : 1.0f;
     static constexpr bool MIN = SCALES == Scales::DM || PACKED_SUB;
-    static constexpr int ZERO = MIN || FLOAT ? 0 : VALUES::zero(BITS);
+    static constexpr int ZERO = MIN || FLOAT || IS_E2M1<VALUES> ? 0 : VALUES::zero(BITS);
+    // Whether a word's codes are in the order of elements; otherwise it is 0, 2, 1, 3.
+    static constexpr bool IN_ORDER = BITS == 8 || (VALUES::TABLE && !IS_E2M1<VALUES>);
     static constexpr int GROUPS = CHUNK_K / GROUP;
     static constexpr int SUB_BYTES = TILE_ROWS * GROUPS;  // bytes of the i8 scales, or of the fours
     static constexpr int SCALE_BYTES = !SCALED                ? 0
@@ -227,6 +248,7 @@ struct Tile {
     // codes share a word and unpack() does not shift them down.
     template <int J, int H>
     static __device__ __forceinline__ constexpr float shift() {
+        if constexpr (IS_E2M1<VALUES>) return VALUES::F16_FACTOR;
         if (VALUES::TABLE) return VALUES::SCALE;
         if (BASE_BITS == 2) return 4 << 2 * (2 * (J & 1) + H);
         return BASE_BITS == 4 && (J & 1) ? 16.0f : VALUES::SCALE;
@@ -246,7 +268,7 @@ struct Tile {
 //        8 bits         a word has one (h, s). With scales, a lane's four words are the A operand of a byte mma.
 //        4 bits         a word has one (h, s) of two groups
 //        2 bits         a word has both h of one s of two groups
-//        table codes    in the order of e, four bits apart, so that a PRMT takes them as selectors
+//        table codes    four bits apart, so that a PRMT takes them as selectors; in the order of e, E2M1: 0, 2, 1, 3
 //
 // The fields of codes below 8 bits are placed so that one AND gives four bytes or a half2: elements 0 and 1 are the two
 // f16 of one register, elements 2 and 3 those of the next one, eight bits higher. Odd groups use the bits in between.
@@ -261,6 +283,7 @@ struct TileOffset {
     }
     static __device__ __forceinline__ int bit(int h, int j, int e) {
         if (T::BASE_BITS == 8) return 8 * e;
+        if (IS_E2M1<typename T::VALUES>) return 16 * (j & 1) + (e & 1) * 8 + (e >> 1) * 4;
         if (T::VALUES::TABLE) return 16 * (j & 1) + 4 * e + (T::BASE_BITS == 2 ? 2 * h : 0);
         return (e & 1) * 16 + (e >> 1) * 8 + (T::BASE_BITS == 2 ? 4 * (j & 1) + 2 * h : 4 * (j & 1));
     }
@@ -401,6 +424,10 @@ struct ChunkCodes {
         } else if constexpr (T::BASE_BITS == 8) {
             constexpr int low = 4 * J + TileOffset<T>::word(0, S), high = 4 * J + TileOffset<T>::word(1, S);
             unpack_bytes(a, main[low], main[high]);
+        } else if constexpr (IS_E2M1<typename T::VALUES> && HIGH == 0) {
+            constexpr int at = 4 * (J / 2) + S;
+            const uint2 low = E2M1::to_half2<J & 1>(main[at]), high_row = E2M1::to_half2<J & 1>(main[at + 2]);
+            a[0] = low.x, a[1] = high_row.x, a[2] = low.y, a[3] = high_row.y;
         } else if constexpr (T::VALUES::TABLE) {
             unpack_bytes<HIGH>(a, bytes<J, S, 0>(words), bytes<J, S, 1>(words));
         } else if constexpr (T::BASE_BITS == 2) {
@@ -425,8 +452,9 @@ struct ChunkCodes {
     template <int HIGH = 0>
     static __device__ __forceinline__ void unpack_bytes(uint32_t (&a)[4], uint32_t low, uint32_t high) {
         if constexpr (T::SCALED) {
-            a[0] = __byte_perm(low, HIGH, 0x4140), a[1] = __byte_perm(high, HIGH, 0x4140);
-            a[2] = __byte_perm(low, HIGH, 0x4342), a[3] = __byte_perm(high, HIGH, 0x4342);
+            constexpr uint32_t first = T::IN_ORDER ? 0x4140 : 0x4240, second = T::IN_ORDER ? 0x4342 : 0x4341;
+            a[0] = __byte_perm(low, HIGH, first), a[1] = __byte_perm(high, HIGH, first);
+            a[2] = __byte_perm(low, HIGH, second), a[3] = __byte_perm(high, HIGH, second);
         } else if constexpr (T::ZERO != 0) {
             a[0] = integers_to_half2<0>(low), a[1] = integers_to_half2<0>(high);
             a[2] = integers_to_half2<1>(low), a[3] = integers_to_half2<1>(high);
@@ -435,8 +463,8 @@ struct ChunkCodes {
             a[2] = e4m3_to_half2<1>(low), a[3] = e4m3_to_half2<1>(high);
         }
     }
-    // Returns the four codes of row half H in step S of group J as bytes, shifted up by byte_shift(J) bits. Codes below
-    // 8 bits without a table come in the order of elements 0, 2, 1, 3; all others in order. PART: see enum Part.
+    // Returns the four codes of row half H in step S of group J as bytes, shifted up by byte_shift(J) bits, in
+    // the order of elements, or 0, 2, 1, 3 without IN_ORDER. PART: see enum Part.
     template <int J, int S, int H, Part PART = Part::ALL>
     __device__ __forceinline__ uint32_t bytes(const Words& words = {}) const {
         using V = typename T::VALUES;

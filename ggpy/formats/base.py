@@ -59,7 +59,7 @@ class Format:
     # The layout of matrices on a GPU: bits of a code, weights with one scale, kind of scales
     # (cuda/layout/tile.cuh). None: as in the file.
     tile: tuple[int, int, str] | None = None
-    # The values of a tile's codes, if these are not integers: numbers, or "E4M3".
+    # The values of a tile's codes, if these are not integers: numbers, "E2M1" or "E4M3".
     tile_values: tuple[int, ...] | str = ()
     # quantize_blocks tries many scales: hundreds of small operations on each block
     searches: bool = False

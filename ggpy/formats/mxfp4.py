@@ -82,6 +82,6 @@ MXFP4 = register(
         quantize,
         scale_codec=ScaleCodec(read_scales, write_scales),
         tile=(4, 32, "E8"),
-        tile_values=tuple(E2M1_DOUBLED.tolist()),
+        tile_values="E2M1",
     )
 )

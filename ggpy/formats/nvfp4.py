@@ -86,6 +86,6 @@ NVFP4 = register(
         quantize,
         scale_codec=ScaleCodec(read_scales, write_scales),
         tile=(4, 16, "D"),  # half a bit more for each weight: the scales become f16
-        tile_values=tuple(E2M1_DOUBLED.tolist()),
+        tile_values="E2M1",
     )
 )

@@ -39,7 +39,10 @@ SHAPES = {
     8: (Shape(1, 8, 3), Shape(2, 8, 2), Shape(1, 8, 2)),
     16: (Shape(1, 8, 2), Shape(2, 12, 1), Shape(1, 16, 1)),
 }
-FAST_SHAPES = Shape(2, 8, 2), Shape(1, 8, 2)  # of 8 rows, if the layout unpacks_fast
+FAST_SHAPES = {  # of layouts that unpack fast
+    8: (Shape(2, 8, 2), Shape(1, 8, 2)),
+    16: (Shape(2, 12, 1), Shape(1, 8, 2)),
+}
 
 
 class ExpertRowsArgs(GemmArgs):
@@ -67,13 +70,13 @@ def shared_bytes(layout: Layout, k: int, rows: int, shape: Shape) -> int:
 
 
 def unpacks_fast(layout: Layout) -> bool:
-    """Whether codes lie in one plane and index no table."""
-    return layout.bits in (4, 8, 16) and not layout.is_table
+    """Whether codes lie in one plane and become f16 without a table."""
+    return layout.bits in (4, 8, 16) and (not layout.is_table or layout.values == "E2M1")
 
 
 def shapes(layout: Layout, rows: int) -> Sequence[Shape]:
     """Shapes for a work tile of so many rows, in order of preference."""
-    return FAST_SHAPES if rows == 8 and unpacks_fast(layout) else SHAPES[rows]
+    return (FAST_SHAPES if unpacks_fast(layout) else SHAPES)[rows]
 
 
 class ExpertRows:
