@@ -17,7 +17,7 @@
 // | SUM      | (tile rows CLUSTER, tokens) | of the pairs | f32 out[token] += sum of weight * (y + bias) + strength |
 // |          |                             |              | * shared                                                |
 //
-// Shared memory: pipelines [WARPS][STAGES] chunks, x [WARPS][units] and its scales, then partial sums.
+// Shared memory: pipelines [WARPS][STAGES] of a chunk (GLU: of gate and of up), x [WARPS][units] and its scales, then partial sums.
 #include "moe/choose.cuh"
 #include "moe/expert_act.cuh"
 #include "gemm/decode_mma.cuh"
@@ -63,37 +63,38 @@ struct WarpUnits {
     }
 };
 
-// The order in which a warp copies chunks. GLU: each chunk of gate is followed by the same chunk of up.
+// The order in which a warp copies chunks. A stage has a chunk, GLU: one of gate and the same one of up.
 template <class T, int EPILOGUE>
 struct ExpertChunks {
+    static constexpr int STAGE_BYTES = T::BYTES * (EPILOGUE == GLU ? 2 : 1);
     const ExpertGemvArgs& p;
-    // tile: the CTA's tile row; left: chunks to copy; id: of the expert of x's row `lane` (SUM), or of all rows
+    // tile: the CTA's tile row; left: stages to copy; id: of the expert of x's row `lane` (SUM), or of all rows
     int tile, left, chunk, row, id;
-    const uint8_t *tile_row, *other = nullptr;
+    const uint8_t* src;  // the next chunk
 
     __device__ __forceinline__ ExpertChunks(const ExpertGemvArgs& args, const WarpUnits<T>& units, int tile_, int id_)
-        : p(args), tile(tile_), left(units.n_chunks * (EPILOGUE == GLU ? 2 : 1)), chunk(units.unit * units.CHUNKS),
-          row(units.row), id(id_) {
+        : p(args), tile(tile_), left(units.n_chunks), chunk(units.unit * units.CHUNKS), row(units.row), id(id_) {
         find();
     }
-    __device__ __forceinline__ bool done() const { return left == 0; }
     __device__ __forceinline__ void find() {
         const uint32_t expert = EPILOGUE == SUM ? __shfl_sync(0xffffffffu, id, row) : id;
-        const uint64_t offset =
-            expert * p.expert_bytes + tile * static_cast<uint64_t>(static_cast<uint32_t>(p.n_chunk * T::BYTES));
-        tile_row = p.segment[0].tiles + offset;
-        if (EPILOGUE == GLU) other = p.segment[1].tiles + offset;
+        src = p.segment[0].tiles + expert * p.expert_bytes +
+              tile * static_cast<uint64_t>(static_cast<uint32_t>(p.n_chunk * T::BYTES)) +
+              static_cast<uint32_t>(chunk * T::BYTES);
     }
-    __device__ __forceinline__ void next() {
-        --left;
-        if constexpr (EPILOGUE == GLU) {
-            const uint8_t* last = tile_row;
-            tile_row = other, other = last;
-            chunk += 1 - (left & 1);
-        } else if (++chunk == p.n_chunk && left > 0) {
-            chunk = 0, ++row;
-            find();
+    // Starts the copy of the next stage, if there is one, as one cp.async group.
+    __device__ __forceinline__ void copy(CopyTarget dst, int lane) {
+        if (left > 0) {
+            copy_pieces<T>(dst, src, lane, p.streaming);
+            if constexpr (EPILOGUE == GLU)
+                copy_pieces<T>(dst + T::BYTES, src + (p.segment[1].tiles - p.segment[0].tiles), lane, p.streaming);
+            src += T::BYTES, --left;
+            if (EPILOGUE == SUM && ++chunk == p.n_chunk && left > 0) {
+                chunk = 0, ++row;
+                find();
+            }
         }
+        cp_async_commit();
     }
 };
 
@@ -202,27 +203,42 @@ __device__ __forceinline__ void put_biases(const ExpertGemvArgs& p, float* parts
     }
 }
 
-// The sums of a warp: those of the chunk at hand, and (GLU) those of the other matrix, or (SUM) of the experts before.
-template <class T, int EPILOGUE>
-struct ExpertSums : DecodeSums<T, 1> {
+// The sums of a warp: GLU: of gate and of up. SUM: of an expert, and those of the experts before.
+template <class T, int WIDTH>
+struct ExpertSums {
     using Sums = DecodeSums<T, 1>;
-    float others[Sums::FLOATS];
+    Sums of[WIDTH];
+    float before[Sums::FLOATS];
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int i = 0; i < Sums::FLOATS; ++i) this->floats()[i] = others[i] = 0.0f;
-    }
-    __device__ __forceinline__ void swap() {
-#pragma unroll
         for (int i = 0; i < Sums::FLOATS; ++i) {
-            const float last = this->floats()[i];
-            this->floats()[i] = others[i], others[i] = last;
+            before[i] = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WIDTH; ++w) of[w].floats()[i] = 0.0f;
+        }
+    }
+    // Adds the products of the chunks of a stage with x from `column` on.
+    __device__ __forceinline__ void multiply(const uint8_t* stage, const typename Sums::Lane& lane_storage,
+                                             int column) {
+#pragma unroll
+        for (int w = 0; w < WIDTH; ++w) {
+            of[w].load(stage + w * T::BYTES, lane_storage.lane);
+            of[w].multiply(lane_storage, column);
         }
     }
     __device__ __forceinline__ void end_expert(float weight) {
 #pragma unroll
         for (int i = 0; i < Sums::FLOATS; ++i)
-            others[i] = fmaf(weight, this->floats()[i], others[i]), this->floats()[i] = 0.0f;
+            before[i] = fmaf(weight, of[0].floats()[i], before[i]), of[0].floats()[i] = 0.0f;
+    }
+    __device__ __forceinline__ void end_experts() {
+#pragma unroll
+        for (int i = 0; i < Sums::FLOATS; ++i) of[0].floats()[i] = before[i];
+    }
+    __device__ __forceinline__ void finish(float* parts, int lane) {
+#pragma unroll
+        for (int w = 0; w < WIDTH; ++w) of[w].finish(parts + w * TILE_ROWS, lane);
     }
 };
 
@@ -258,17 +274,26 @@ struct TokenExperts {
 };
 #endif
 
-// WHOLE: a warp has all of its units of x in shared memory at once. Registers are then enough for 24 warps of an SM.
+// Warps of an SM for which registers are enough.
+template <class T, int EPILOGUE, bool WHOLE>
+constexpr int RESIDENT_WARPS = !WHOLE                                 ? 16
+                               : EPILOGUE != GLU || T::CHUNK_K == 128 ? 24
+                               : T::GROUP == 16                       ? 16
+                                                                      : 20;
+
+// WHOLE: a warp has all of its units of x in shared memory at once.
 template <class T, int EPILOGUE, bool WHOLE, int CLUSTER = 1>
-__global__ void __launch_bounds__(THREADS, (WHOLE ? 24 : 16) / WARPS) expert_gemv(const ExpertGemvArgs p) {
+__global__ void __launch_bounds__(THREADS, RESIDENT_WARPS<T, EPILOGUE, WHOLE> / WARPS)
+    expert_gemv(const ExpertGemvArgs p) {
     static_assert(CLUSTER == 1 || EPILOGUE == SUM, "a token has enough tile rows of its experts' gate and up");
+    using Chunks = ExpertChunks<T, EPILOGUE>;
     constexpr int WIDTH = ExpertOutput<EPILOGUE>::WIDTH;
     constexpr int SCALE_BYTES = T::SCALED ? UNIT / T::GROUP * sizeof(XScale) : 0;  // of a unit
     SHARED_DYNAMIC(uint8_t, shared);
     const int warp = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
-    uint8_t* stages = kept_shared(shared + warp * STAGES * T::BYTES);
+    uint8_t* stages = kept_shared(shared + warp * STAGES * Chunks::STAGE_BYTES);
     const CopyTarget dst = copy_target(stages);
-    uint8_t* scales = shared + WARPS * STAGES * T::BYTES;
+    uint8_t* scales = shared + WARPS * STAGES * Chunks::STAGE_BYTES;
     uint8_t* all_x = scales + WARPS * p.warp_units * SCALE_BYTES;
     float* parts = reinterpret_cast<float*>(all_x + WARPS * p.warp_units * 2 * UNIT);
 
@@ -295,8 +320,8 @@ __global__ void __launch_bounds__(THREADS, (WHOLE ? 24 : 16) / WARPS) expert_gem
     else
         id = experts.find(blockIdx.y - token * p.n_used);
     if constexpr (EPILOGUE != SUM && WIDE) x.load(p, src, units, 0, lane);
-    ExpertChunks<T, EPILOGUE> ahead(p, units, tile, id);
-    for (int i = 0; i < STAGES; ++i) copy_chunk<T>(ahead, dst + i * T::BYTES, lane);
+    Chunks ahead(p, units, tile, id);
+    for (int i = 0; i < STAGES; ++i) ahead.copy(dst + i * Chunks::STAGE_BYTES, lane);
     if constexpr (EPILOGUE == SUM) {
         if (p.bias[0]) put_biases(p, parts + WARPS * TILE_ROWS, tile, id, weight);
         weight = scaled_expert(p.segment[0], id, weight);  // of products, not of biases
@@ -305,41 +330,29 @@ __global__ void __launch_bounds__(THREADS, (WHOLE ? 24 : 16) / WARPS) expert_gem
     }
     output.load(p, id);
 
-    ExpertSums<T, EPILOGUE> sums;
+    ExpertSums<T, WIDTH> sums;
     sums.clear();
-    int stage = 0, chunk = units.unit * units.CHUNKS, row = units.row, left = units.n_chunks * WIDTH;
+    int stage = 0, chunk = units.unit * units.CHUNKS, row = units.row, left = units.n_chunks;
     for (int first = 0; first < (WHOLE ? 1 : units.count); first += WHOLE ? 1 : p.warp_units) {
         x.put(p, src, units, first, lane);
         // column: of x in shared memory
         for (int column = 0; left > 0 && (WHOLE || column < p.warp_units * UNIT); --left) {
             cp_async_wait<STAGES - 1>();
             __syncwarp();
-            sums.load(stages + stage * T::BYTES, lane);
-            if constexpr (sums.IN_STAGE) sums.multiply(lane_storage, column);
+            sums.multiply(stages + stage * Chunks::STAGE_BYTES, lane_storage, column);
             __syncwarp();
-            copy_chunk<T>(ahead, dst + stage * T::BYTES, lane);
+            ahead.copy(dst + stage * Chunks::STAGE_BYTES, lane);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
-            if constexpr (!sums.IN_STAGE) sums.multiply(lane_storage, column);
-            if constexpr (EPILOGUE == GLU) {
-                sums.swap();
-                if (left & 1) column += T::CHUNK_K;
-            } else {
-                column += T::CHUNK_K;
-                if (EPILOGUE == SUM && (++chunk == p.n_chunk || left == 1)) {
-                    sums.end_expert(__shfl_sync(0xffffffffu, weight, row));
-                    column = (column + UNIT - 1) / UNIT * UNIT, chunk = 0, ++row;
-                }
+            column += T::CHUNK_K;
+            if (EPILOGUE == SUM && (++chunk == p.n_chunk || left == 1)) {
+                sums.end_expert(__shfl_sync(0xffffffffu, weight, row));
+                column = (column + UNIT - 1) / UNIT * UNIT, chunk = 0, ++row;
             }
         }
     }
     cp_async_wait<0>();
-    if constexpr (EPILOGUE == SUM) sums.swap();
-    float* part = parts + warp * WIDTH * TILE_ROWS;
-    sums.finish(part, lane);
-    if constexpr (EPILOGUE == GLU) {
-        sums.swap();
-        sums.finish(part + TILE_ROWS, lane);
-    }
+    if constexpr (EPILOGUE == SUM) sums.end_experts();
+    sums.finish(parts + warp * WIDTH * TILE_ROWS, lane);
     __syncthreads();
     if constexpr (CLUSTER > 1) {
         __shared__ __align__(8) float from_others[(CLUSTER - 1) * TILE_ROWS * 2];

@@ -109,8 +109,8 @@ def gemv_shape(
     warp_units = min(all_units, MOST_UNITS[most >= LARGE])
     x = warps * warp_units * (2 * UNIT + (8 * UNIT // layout.group if layout.is_scaled else 0))
     rest = x + 4 * ROWS * (width * warps + rows_of_x)
-    chunks = all_units * (UNIT // layout.chunk_k) * width
-    stage = warps * layout.chunk_bytes
+    chunks = all_units * (UNIT // layout.chunk_k)
+    stage = warps * layout.chunk_bytes * width
     of_cta = min(IN_FLIGHT // -(-ctas // n_sms), most - rest)
     stages = max(1, min(chunks, of_cta // stage, MOST_STAGES))
     whole = warp_units == all_units
