@@ -290,3 +290,74 @@ __global__ void __launch_bounds__(THREADS, 1) route(const RouteArgs p) {
     p.ids[token * p.choice.n_used + choice.lane] = choice.id;
     p.weights[token * p.choice.n_used + choice.lane] = weight;
 }
+
+// Returns v. The compiler does not move its computation to after the next grid_dependency_wait.
+__device__ __forceinline__ float done_here(float v) {
+#if !EMULATED
+    asm volatile("" : "+f"(v));
+#endif
+    return v;
+}
+
+// For few tokens, whose experts other kernels choose; rows have at most 128 PIECES columns. A warp multiplies one expert,
+// or the shared expert's gate, by one token. The router is multiplied by the weights of the norm before
+// grid_dependency_wait and the sum by 1 / rms last, so that a CTA meets once: when x is in shared memory, float x[k].
+//
+// Launch: grid (ceil(rows / WARPS), tokens).
+template <int PIECES>
+__global__ void __launch_bounds__(THREADS, 1) route_late(const RouteArgs p) {
+    constexpr int OWN = (PIECES + WARPS - 1) / WARPS;  // pieces of four columns that a thread loads
+    SHARED_DYNAMIC(float4, shared);
+    const int e = blockIdx.x * WARPS + threadIdx.x / 32, token = blockIdx.y, lane = threadIdx.x % 32;
+    const bool is_gate = e == p.choice.n_expert && p.shared_gate, is_expert = e < p.choice.n_expert;
+    const auto load = [&](const float* row, int piece) {
+        return __ldcg(reinterpret_cast<const float4*>(row) + min(piece, p.k / 4 - 1));
+    };
+    grid_dependency_launch();
+    const float* row = is_gate ? p.shared_gate : p.weight + static_cast<size_t>(is_expert ? e : 0) * p.k;
+    float4 w[PIECES], norm[OWN];
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) w[i] = load(row, lane + 32 * i);
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) norm[i] = load(p.norm, threadIdx.x + THREADS * i);
+    const float bias = p.bias && is_expert ? __ldcg(p.bias + e) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) {
+        const float4 v = load(p.norm, lane + 32 * i);
+        w[i] = make_float4(done_here(w[i].x * v.x), done_here(w[i].y * v.y), done_here(w[i].z * v.z),
+                           done_here(w[i].w * v.w));
+    }
+    grid_dependency_wait();
+    float4 own[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) own[i] = load(p.x + static_cast<size_t>(token) * p.k, threadIdx.x + THREADS * i);
+#pragma unroll
+    for (int i = 0; i < OWN; ++i)
+        if (threadIdx.x + THREADS * i < 32 * PIECES) {
+            const bool inside = (threadIdx.x + THREADS * i) * 4 < p.k;
+            shared[threadIdx.x + THREADS * i] = inside ? own[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+    __syncthreads();
+    float products[4] = {}, squares[4] = {};
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) {
+        const float4 v = shared[lane + 32 * i];
+        products[0] = fmaf(w[i].x, v.x, products[0]), products[1] = fmaf(w[i].y, v.y, products[1]);
+        products[2] = fmaf(w[i].z, v.z, products[2]), products[3] = fmaf(w[i].w, v.w, products[3]);
+        squares[0] = fmaf(v.x, v.x, squares[0]), squares[1] = fmaf(v.y, v.y, squares[1]);
+        squares[2] = fmaf(v.z, v.z, squares[2]), squares[3] = fmaf(v.w, v.w, squares[3]);
+    }
+    const float product = warp_sum((products[0] + products[1]) + (products[2] + products[3]));
+    const float square = warp_sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
+    const float inverse = RmsNorm::inverse_of(square, p.k, p.eps), logit = product * inverse;
+    if (lane == 0 && is_expert) p.choice.logits[static_cast<size_t>(token) * p.choice.n_expert + e] = logit + bias;
+    if (lane == 0 && is_gate) p.strength[token] = sigmoid(logit);
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+        const int piece = threadIdx.x + THREADS * i;
+        if (i % gridDim.x != blockIdx.x || piece * 4 >= p.k) continue;
+        reinterpret_cast<uint2*>(p.normed + static_cast<size_t>(token) * p.k)[piece] =
+            make_uint2(saturated_half2(own[i].x * inverse * norm[i].x, own[i].y * inverse * norm[i].y),
+                       saturated_half2(own[i].z * inverse * norm[i].z, own[i].w * inverse * norm[i].w));
+    }
+}

@@ -16,6 +16,7 @@ SHAPES = ((8, 4), (8, 2), (4, 2), (4, 1), (2, 1), (1, 1))
 MAX_USED, MAX_GROUPS, MAX_EXPERTS = 32, 32, 1024
 MAX_LATE_EXPERTS = 256  # of which each warp chooses for itself
 SCORES = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sigmoid_chosen": 2}
+PIECE, MOST_PIECES = 128, 32  # of route_late: columns of a piece, pieces of a row
 STATIC_SHARED = 1 << 10
 AHEAD_BYTES = 4 << 20  # of each matrix, at most, that are brought into L2
 AHEAD_PIECE = 8192  # bytes of one request: what is brought into L2 is a multiple of it
@@ -173,6 +174,13 @@ class Route:
             min(ahead_bytes, AHEAD_BYTES) // AHEAD_PIECE * AHEAD_PIECE,
             *(n_tokens, k, w.eps, choice.args(out.logits, w.choice_bias)),
         )
+        pieces = -(-k // PIECE)
+        if out.ids is None and pieces <= MOST_PIECES:
+            rows = choice.n_expert + (w.shared_gate is not None)
+            kernel = self._kernel(f"route_late<{pieces}>", {})
+            shared = shared_bytes(1, pieces * PIECE)
+            kernel.launch((_ctas(rows, 1), n_tokens), 32 * WARPS, (args,), smem=shared, pdl=True)
+            return
         tokens, rows = self._shape(n_tokens, k, choice.n_expert)
         blocks = -(-n_tokens // tokens)
         ctas = min(_ctas(choice.n_expert, rows), max(1, self.device.sm_count // blocks))
@@ -183,7 +191,8 @@ class Route:
             "WEIGHTS_AHEAD": args.ahead_bytes > 0,
             "SIGMOID_OF_CHOSEN": choice.score == "sigmoid_chosen",
         }
-        kernel = self._kernel(tokens, rows, {name: int(n) for name, n in defines.items() if n})
+        given = {name: int(n) for name, n in defines.items() if n}
+        kernel = self._kernel(f"route<{tokens}, {rows}>", given)
         shared = shared_bytes(tokens, k)
         kernel.launch((ctas, blocks), 32 * WARPS, (args,), smem=shared, pdl=True)
 
@@ -205,12 +214,12 @@ class Route:
             self.device.fill(self._arrived, 0)
         return self._arrived
 
-    def _kernel(self, tokens: int, rows: int, defines: dict[str, int]) -> Kernel:
-        key = tokens, rows, *defines.items()
+    def _kernel(self, name: str, defines: dict[str, int]) -> Kernel:
+        key = name, *defines.items()
         if key not in self._kernels:
             self._kernels[key] = self.device.kernel(
                 "moe/route.cu",
-                f"route<{tokens}, {rows}>",
+                name,
                 defines={"WARPS": WARPS, **defines},
                 extra_source=ASSERTS,
             )

@@ -72,7 +72,8 @@ def test_they_compile(arch: str) -> None:
                                extra_source=expert_rows.ASSERTS).resources
                  for shape in shapes]  # fmt: skip
         registers_of += [most_registers(shape) for shape in shapes]
-    names = [f"route<{n}, {rows}>" for n, rows in route.SHAPES]
+    names = [f"route_late<{n}>" for n in (16, 23, route.MOST_PIECES)]
+    names += [f"route<{n}, {rows}>" for n, rows in route.SHAPES]
     routes = compile_cubin("moe/route.cu", arch, expressions=names, defines=NORM,
                            extra_source=route.ASSERTS).resources  # fmt: skip
     routes |= compile_cubin("moe/route.cu", arch, expressions=names[-1:],

@@ -70,8 +70,10 @@ class Experts:
         return np.stack(y) * self.scales[ids, None]
 
 
-def run_router(device, f: Form, x: np.ndarray):
-    """(what the kernel makes of x, the choice that it was asked for, the layer)."""
+def run_router(device, f: Form, x: np.ndarray, late: bool = False):
+    """(what the kernel makes of x, the choice that it was asked for, the layer). late: others
+    choose experts.
+    """
     ffn = random_moe(Reference(1), f)
     r, t = ffn.router, len(x)
     up = {name: None if a is None else upload(device, a) for name, a in (
@@ -89,12 +91,15 @@ def run_router(device, f: Form, x: np.ndarray):
     }
     if up["shared_gate"] is None:
         del shapes["strength"]
+    if late:
+        del shapes["ids"], shapes["weights"]
     outs = {
         name: Output(device, int(np.prod(shape)) * np.dtype(dtype).itemsize)
         for name, (dtype, shape) in shapes.items()
     }
     choice = RouterChoice(f.X, f.J, f.score, f.normalise, f.scale, f.groups, LEAST_SUM)
-    routes = Routes(**{name: out.buffer for name, out in outs.items()})
+    none = {"ids": None, "weights": None}
+    routes = Routes(**none | {name: out.buffer for name, out in outs.items()})
     Route(device).launch(upload(device, x), weights, choice, routes, t, f.D)
     return {name: outs[name].read(*shape) for name, shape in shapes.items()}, choice, ffn
 
@@ -129,6 +134,27 @@ def test_router(machine, name, n_tokens):
     np.testing.assert_allclose(normed.astype(np.float32), expected[0], rtol=1e-3, atol=1e-3)
     if strength is not None:
         np.testing.assert_allclose(strength, expected[3], rtol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [128, 264, 2880, 4096, 4104])
+@pytest.mark.parametrize("name", ["gpt-oss", "gated shared"])
+def test_router_of_few_tokens(machine, name, columns):
+    """A warp for each expert, and for a shared expert's gate; and more columns than it can hold."""
+    f = replace(FORMS[name], X=41, D=columns, type="F16")
+    x = random_x(f, 2)
+    made, _, ffn = run_router(machine, f, x, late=True)
+    n = normalised(x, ffn.norm)
+    logits = n @ ffn.router.weight.array.T
+    if ffn.router.bias is not None:
+        logits += ffn.router.bias
+    np.testing.assert_allclose(made["logits"], logits, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(made["normed"].astype(np.float32), n, rtol=1e-3, atol=1e-3)
+    assert ("strength" in made) == (name == "gated shared")
+    if "strength" in made:
+        strength = sigmoid(n @ ffn.shared.gate)
+        np.testing.assert_allclose(made["strength"], strength, rtol=1e-5, atol=1e-7)
+    alone, _, _ = run_router(machine, f, x[1:], late=True)
+    assert all(np.array_equal(made[key][1:], alone[key]) for key in made)
 
 
 def test_a_token_is_routed_alike_alone_and_among_others(machine):
@@ -312,7 +338,7 @@ def test_ctas_of_a_token_are_resident_at_once(name, d, n_ff, n_used, n_ctas):
     n_tiles = -(-n_ff // 16) * n_used
     shape = gemv_shape(layout, n_tiles, d, 1, 2, 132, limit)
     assert n_ctas == -(-n_tiles // 132) and n_ctas * (shape.shared + 1024) <= limit
-    assert 64 << 10 <= n_ctas * shape.warps * shape.stages * layout.chunk_bytes <= IN_FLIGHT
+    assert 64 << 10 <= n_ctas * shape.warps * shape.stages * 2 * layout.chunk_bytes <= IN_FLIGHT
     assert shape.whole and n_ctas * shape.warps <= 24, "registers"
 
 

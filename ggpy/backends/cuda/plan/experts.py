@@ -95,7 +95,7 @@ def plan_experts(planner: Planner, layer: Layer, s: StepClass, start: ResidualSt
     glu = together and (plain or not tile or few > 0) and not f.router.weighs_input
     usual = f.dense is None and choice.score != "sigmoid_chosen"
     late = glu and s.fused and not tile and s.n_tokens <= LATE_TOKENS and usual
-    late = late and choice.n_expert <= MAX_LATE_EXPERTS
+    late = late and choice.n_expert <= MAX_LATE_EXPERTS and not planner.batch_invariant
     rows = few or tile
     if packed:
         rows, glu = tile_rows(n_pairs, choice.n_expert), True
