@@ -8,7 +8,7 @@ date and command. This module contains no measured number.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +79,10 @@ def section(path: Path) -> Iterator[str]:
         raise ReportError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
-def where(first: Row, gpu: str, build: str) -> Iterator[str]:
-    """The lines with the machine, the date, the limits and the command of a run."""
+def where(first: Row, gpu: str, build: str, commands: Iterable[str] = ()) -> Iterator[str]:
+    """The lines with the machine, the date, the limits and the commands of a run: that of the first
+    row, unless they are given.
+    """
     driver = f", driver for CUDA {first['driver']}" if first["driver"] else ""
     known = "unknown"
     if first["bandwidth"]:
@@ -88,7 +90,7 @@ def where(first: Row, gpu: str, build: str) -> Iterator[str]:
     time = first.get("test_time") or first["time"]
     yield f"{gpu}{driver}, {time[:10]}, build {build}."
     yield f"Limits: {known}.\n"
-    yield f"```sh\n{first['command']}\n```\n"
+    yield "\n".join(["```sh", *(commands or [first["command"]]), "```\n"])
 
 
 # Speeds
@@ -107,7 +109,9 @@ def checked(rows: Any, path: Path) -> list[Row]:
 def speeds(rows: list[Row]) -> Iterator[str]:
     """The table of `ggpy bench`."""
     first = rows[0]
-    yield from where(first, first["gpu_info"] or first["cpu_info"], first["build_commit"])
+    commands = dict.fromkeys(row["command"] for row in rows)
+    gpu = first["gpu_info"] or first["cpu_info"]
+    yield from where(first, gpu, first["build_commit"], commands)
     yield "| " + " | ".join(COLUMNS) + " |"
     yield "| --- | ---: | --- |" + " ---: |" * (len(COLUMNS) - 3)
     for row in rows:

@@ -119,9 +119,13 @@ def test_measured_json_becomes_a_page(
     folder = tmp_path / "benchmarks"
     folder.mkdir()
     assert program.main([*QUICK, "--synthetic", "tiny:F16", "-o", "json"]) == 0
-    (folder / "cpu.json").write_text(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)
+    rows.append(rows[0] | {"command": "ggpy bench -p 9", "test": "pp9"})
+    (folder / "cpu.json").write_text(json.dumps(rows))
     assert program.main(["--report", str(folder)]) == 0
-    assert "| tiny:F16 | 0.00 GiB | pp8 |" in (tmp_path / "BENCHMARKS.md").read_text()
+    page = (tmp_path / "BENCHMARKS.md").read_text()
+    assert "| tiny:F16 | 0.00 GiB | pp8 |" in page and "| pp9 |" in page
+    assert f"```sh\n{rows[0]['command']}\nggpy bench -p 9\n```\n" in page
 
 
 def test_a_profile(
