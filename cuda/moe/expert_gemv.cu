@@ -17,7 +17,8 @@
 // | SUM      | (tile rows CLUSTER, tokens) | of the pairs | f32 out[token] += sum of weight * (y + bias) + strength |
 // |          |                             |              | * shared                                                |
 //
-// Shared memory: pipelines [WARPS][STAGES] of a chunk (GLU: of gate and of up), x [WARPS][units] and its scales, then partial sums.
+// Shared memory: pipelines [WARPS][STAGES] of a chunk (GLU: of gate and of up), x [WARPS][units] and its scales, then
+// partial sums.
 #include "moe/choose.cuh"
 #include "moe/expert_act.cuh"
 #include "gemm/decode_mma.cuh"

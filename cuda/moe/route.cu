@@ -16,6 +16,8 @@
 //
 // BESIDE: experts beside a dense feed-forward, whose router has a norm of its own. Experts take the norm of x with
 // other weights, and the weights of the chosen ones are multiplied by expert_scale.
+//
+// route_late, below, is a second router: for a few tokens, and rows of up to 4096 columns.
 #include "lib/bulk_copy.cuh"
 #include "moe/choose.cuh"
 
@@ -299,9 +301,11 @@ __device__ __forceinline__ float done_here(float v) {
     return v;
 }
 
-// For few tokens, whose experts other kernels choose; rows have at most 128 PIECES columns. A warp multiplies one expert,
-// or the shared expert's gate, by one token. The router is multiplied by the weights of the norm before
-// grid_dependency_wait and the sum by 1 / rms last, so that a CTA meets once: when x is in shared memory, float x[k].
+// The router of steps of a few tokens, in which the kernels that multiply experts choose them: it stores logits and n. A
+// warp multiplies the row of an expert, or the shared expert's gate, by a token. Rows have at most 128 PIECES columns.
+//
+// The warps multiply their rows by the weights of the norm before grid_dependency_wait, and their sums by 1 / rms last.
+// So a CTA needs one barrier: after x is in shared memory, float x[128 PIECES]. The bits of logits differ from route's.
 //
 // Launch: grid (ceil(rows / WARPS), tokens).
 template <int PIECES>

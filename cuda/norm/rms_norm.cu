@@ -2,7 +2,7 @@
 //
 //    rms_norm:           out = f16(norm(x))     before a GEMM; rows of f16, or packed (packed.cuh); with BOTH_ORDERS
 //                                               packed in CODES order, followed by F16 order
-//    add_rms_norm:       x += norm(y)           after a GEMM whose output is normalised, then added to x; f32
+//    add_rms_norm:       x += norm(y)           after a GEMM that a post-norm follows; f32
 //    add_rms_norm_next:  the second, then the first with the next norm, in one launch and with the same bits
 //
 // Decode: grid (T), one CTA per row, in registers. Prefill (*_rows): a grid of the resident CTAs, each of which takes

@@ -79,10 +79,13 @@ def section(path: Path) -> Iterator[str]:
         raise ReportError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
-def where(first: Row, gpu: str, build: str, commands: Iterable[str] = ()) -> Iterator[str]:
-    """The lines with the machine, the date, the limits and the commands of a run: that of the first
-    row, unless they are given.
-    """
+def commands(rows: Iterable[Row]) -> str:
+    """The block of the commands that measured rows, each of them once."""
+    return "\n".join(["```sh", *dict.fromkeys(row["command"] for row in rows), "```\n"])
+
+
+def where(first: Row, gpu: str, build: str) -> Iterator[str]:
+    """The lines with the machine, the date and the limits of a run."""
     driver = f", driver for CUDA {first['driver']}" if first["driver"] else ""
     known = "unknown"
     if first["bandwidth"]:
@@ -90,7 +93,6 @@ def where(first: Row, gpu: str, build: str, commands: Iterable[str] = ()) -> Ite
     time = first.get("test_time") or first["time"]
     yield f"{gpu}{driver}, {time[:10]}, build {build}."
     yield f"Limits: {known}.\n"
-    yield "\n".join(["```sh", *(commands or [first["command"]]), "```\n"])
 
 
 # Speeds
@@ -109,9 +111,8 @@ def checked(rows: Any, path: Path) -> list[Row]:
 def speeds(rows: list[Row]) -> Iterator[str]:
     """The table of `ggpy bench`."""
     first = rows[0]
-    commands = dict.fromkeys(row["command"] for row in rows)
-    gpu = first["gpu_info"] or first["cpu_info"]
-    yield from where(first, gpu, first["build_commit"], commands)
+    yield from where(first, first["gpu_info"] or first["cpu_info"], first["build_commit"])
+    yield commands(rows)
     yield "| " + " | ".join(COLUMNS) + " |"
     yield "| --- | ---: | --- |" + " ---: |" * (len(COLUMNS) - 3)
     for row in rows:
@@ -146,6 +147,7 @@ def _cells(row: Row) -> list[str]:
 def steps(found: Row) -> Iterator[str]:
     """The tables of `ggpy bench --profile`."""
     yield from where(found, found["gpu"], found["build"])
+    yield commands([found])
     for row in found["profiles"]:
         yield from profile_table.markdown(row)
 
@@ -156,7 +158,7 @@ def steps(found: Row) -> Iterator[str]:
 def both(found: Row) -> Iterator[str]:
     """The table of `ggpy compare`."""
     yield f"{found['time'][:10]}.\n"
-    yield f"```sh\n{found['command']}\n```\n"
+    yield commands([found])
     yield from compare_table.markdown(found["rows"])
 
 
@@ -166,6 +168,7 @@ def both(found: Row) -> Iterator[str]:
 def kernels(found: Row) -> Iterator[str]:
     """A collapsible table per kind of work: microseconds and % of the limit."""
     yield from where(found, found["gpu"], f"{found['build']}, compiler {found['compiler']}")
+    yield commands([found])
     for what in dict.fromkeys(row["what"] for row in found["rows"]):
         yield f"\n<details><summary>{what}</summary>\n"
         yield from pivot([row for row in found["rows"] if row["what"] == what])
