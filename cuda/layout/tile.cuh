@@ -182,8 +182,8 @@ struct Table {
     }
 };
 
-// The 4-bit floats E2M1, doubled, so that they are integers. bytes() looks them up. unpack() does not: their bits are the
-// sign, the lower bits of the exponent and the highest bit of the mantissa of the f16 value * F16_FACTOR * 2^-24.
+// The 4-bit floats E2M1, doubled, so that they are integers. bytes() looks them up. unpack() does not: their bits are
+// the sign, the lower bits of the exponent and the highest bit of the mantissa of the f16 value * F16_FACTOR * 2^-24.
 struct E2M1 : Table<0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc> {
     static constexpr int F16_FACTOR = 512;
     // Returns four of a word's eight codes as f16, the lower four or the UPPER four: elements 0 and 1, then 2 and 3. In

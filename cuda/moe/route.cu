@@ -301,8 +301,8 @@ __device__ __forceinline__ float done_here(float v) {
     return v;
 }
 
-// The router of steps of a few tokens, in which the kernels that multiply experts choose them: it stores logits and n. A
-// warp multiplies the row of an expert, or the shared expert's gate, by a token. Rows have at most 128 PIECES columns.
+// The router of steps of a few tokens, in which the kernels that multiply experts choose them: it stores logits and n.
+// A warp multiplies the row of an expert, or the shared expert's gate, by a token. Rows have at most 128 PIECES columns.
 //
 // The warps multiply their rows by the weights of the norm before grid_dependency_wait, and their sums by 1 / rms last.
 // So a CTA needs one barrier: after x is in shared memory, float x[128 PIECES]. The bits of logits differ from route's.
