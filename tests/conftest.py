@@ -32,9 +32,40 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # so does nohup with SIGHUP
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# A variable: the digest of the code that tests are known to pass with, or "".
+KNOWN = "GGPY_KNOWN_TESTS"
 GPU = {"gpu", "cuda", "hopper"}  # what tests call a GPU where they run on several devices
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """For a run of the whole suite."""
+    parser.addoption(
+        "--repeat-all",
+        action="store_true",
+        help="also all tests that are known to pass (tests/support/kernels/known_tests.py)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Find out once, for all processes, whether tests are known to pass."""
+    import known_tests
+
+    if not hasattr(config, "workerinput"):  # those of pytest-xdist inherit the variable
+        os.environ[KNOWN] = known_tests.recorded() if known_tests.is_whole_suite(config) else ""
+
+
+def pytest_report_header() -> str | None:
+    """What is left out."""
+    from known_tests import ONE_IN
+
+    if not os.environ.get(KNOWN):
+        return None
+    return (
+        f"emulator: one in {ONE_IN} functions that test kernels, and of their parameters, since "
+        "all passed with this code (tests/gpu_record.json); --repeat-all repeats all of them"
+    )
 
 
 def pytest_collection_finish() -> None:
@@ -43,13 +74,21 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a GPU, so that `-m gpu` runs just that: see tools/record_gpu.py."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what needs a GPU, so that `-m gpu` runs just that: see tools/record_gpu.py. Leave out
+    what is known to pass.
+    """
     for item in items:
         call = getattr(item, "callspec", None)
         on = {call.params.get(name) for name in ("device", "kind", "machine")} if call else set()
         if "gpu" in getattr(item, "fixturenames", ()) or any(x in GPU for x in map(str, on)):
             item.add_marker("gpu")
+    if os.environ.get(KNOWN):
+        from known_tests import left_out
+
+        out = left_out(items, os.environ[KNOWN])
+        config.hook.pytest_deselected(items=list(out))
+        items[:] = [item for item in items if item not in out]
 
 
 def real_model(name: str) -> Path:

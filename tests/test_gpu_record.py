@@ -153,7 +153,7 @@ def hopper(monkeypatch) -> None:
         gpu = Gpu("NVIDIA Test 9", ordinal, "sm_90a", 132, 1, 227 << 10, 1, "13.0")
         return simulate(gpu, arch) if (arch := simulated.asked()) else gpu
 
-    def tests(processes: int) -> dict[str, int]:
+    def tests(which: list[str], processes: int) -> dict[str, int]:
         failed = ["tests.a::b", "tests.a::c"] if simulated.asked() == "sm_80" else []
         return {"passed": 5, "failed": failed, "skipped": 0, "not imported": [], "seconds": 1}
 
@@ -186,6 +186,24 @@ def test_a_run_is_recorded_beside_those_as_others(tmp_path: Path) -> None:
     older = runs["sm_80"]
     assert (older["compiled for"], older["speeds"]) == ("compute_80", {})
     assert len(older["tests"]["failed"]) == 2
+
+
+@pytest.mark.usefixtures("hopper")
+def test_the_emulators_run_is_recorded_beside_them(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "record.json"
+    assert record_gpu.main(["--no-speeds", "-o", str(path)]) == 0
+    asked = []
+    tests = {"passed": 9, "failed": [], "skipped": 0, "not imported": [], "seconds": 1}
+    monkeypatch.setattr(record_gpu, "run_tests", lambda *given: asked.append(given) or tests)
+    assert record_gpu.main(["--emulator", "-n", "2", "-o", str(path)]) == 0
+    which = ["tests/kernels", "tests/backends", "-m", "not gpu", "--dist", "loadfile"]
+    assert asked == [(which, 2)]
+    runs = record_gpu.read(path)
+    assert list(runs) == ["emulator", "sm_90a"]
+    assert runs["emulator"].pop("date")
+    digest = record_gpu.digest(beside=record_gpu.OF_EMULATOR)
+    assert runs["emulator"] == {"cuda compiler": "13.0", "digest": digest, "tests": tests}
+    assert digest != record_gpu.digest()
 
 
 @pytest.mark.usefixtures("hopper")

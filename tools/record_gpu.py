@@ -1,6 +1,7 @@
 """`ggpy record_gpu` (for developers): run the GPU tests, and record the result in the checkout.
 
     ggpy record_gpu [-n N] [--as ARCH | --all] [--no-speeds] [--device cuda:N] [-o FILE]
+    ggpy record_gpu --emulator [-n N] [-o FILE]
 
 tests/gpu_record.json holds a run for each architecture, the GPU's own and older ones that it is
 used as (ggpy/util/simulated.py), with a digest of the kernels, from which a test sees whether they
@@ -8,6 +9,10 @@ have changed since. A run replaces the one of its architecture; --all makes ever
 asks for. A test that failed because the test was wrong is run again once it is mended; until a GPU
 is at hand, `replaced` in the record may name it, with the reason, if there is no such test any more
 (its name or its parameters are others). Exit status: 0, 1 when a test failed, 2 without a GPU.
+
+--emulator: the tests of kernels, and of the backend that launches them, without a GPU: on the
+emulator, and with the compiler. The digest of that run is of all that decides about them. Where it
+belongs to the code, `pytest` repeats only a part of them (tests/support/kernels/known_tests.py).
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ import tempfile
 import time
 import tokenize
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +46,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests" / "gpu_record.json"
 KERNELS = ("cuda", "ggpy/kernels")  # what the record is about
+EMULATOR = "emulator"  # the run without a GPU, of the tests below EMULATED
+EMULATED = ("tests/kernels", "tests/backends")
+# What decides about those tests, beside the kernels.
+OF_EMULATOR = (
+    *(*EMULATED, "tests/emulator", "tests/support", "ggpy/arch", "ggpy/backends"),
+    *("ggpy/device", "ggpy/formats"),
+)
 TIMED = ("tests.tools.test_bench_kernels::test_on_a_gpu",)
 OF_SERVER = ("tests.serve", "tests.grammar", "tests.examples")  # or whose examples ask it
 SPEEDS = (  # models of the benchmark that are decoded, and tokens of each
@@ -52,13 +64,14 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90a")  # that a record must have
 LONG = 120  # seconds of a test, after which it is said where it is: a kernel may never end
 
 
-def digest(root: Path = ROOT) -> str:
-    """Of the code below `cuda` and `ggpy/kernels`: names of files, and what is in them without
-    comments and docstrings; where CUDA's lines are broken does not matter either.
+def digest(root: Path = ROOT, beside: Sequence[str] = ()) -> str:
+    """Of the code below `cuda` and `ggpy/kernels`, and of folders beside them: names of files, and
+    what is in them without comments and docstrings; where lines of CUDA and C++ are broken does not
+    matter either.
     """
     total = hashlib.sha256()
-    for path in sorted(p for folder in KERNELS for p in (root / folder).rglob("*")):
-        if path.suffix in (".cu", ".cuh", ".py"):
+    for path in sorted(p for folder in (*KERNELS, *beside) for p in (root / folder).rglob("*")):
+        if path.suffix in (".cu", ".cuh", ".h", ".cpp", ".py"):
             text = path.read_text(encoding="utf-8")
             code = python_code(text) if path.suffix == ".py" else cuda_code(text)
             total.update(f"{path.relative_to(root).as_posix()} {len(code)}\n{code}".encode())
@@ -105,6 +118,8 @@ def record(options: argparse.Namespace) -> int:
     """Test, measure, and write the file, after each architecture; ValueError without a GPU."""
     from ggpy.device import NoGpu, probe
 
+    if options.emulator:
+        return note(options.output, EMULATOR, emulator_run(options.numprocesses))
     asked = [simulated.asked()]
     if options.all:
         asked = [None, *(arch for arch in ARCHITECTURES if arch in simulated.SHARED_BYTES)]
@@ -114,14 +129,17 @@ def record(options: argparse.Namespace) -> int:
         gpu = probe(int(options.device.partition(":")[2] or 0))
         if isinstance(gpu, NoGpu):
             raise ValueError(f"no GPU to test on: {gpu.reason}")
-        run = one_run(gpu, options)
-        runs = read(options.output) | {gpu.arch: run}
-        text = json.dumps(dict(sorted(runs.items())), indent=2)
-        write_whole(options.output, text + "\n")
-        tests = run["tests"]
-        print(f"{options.output}: {gpu.arch}: {json.dumps(tests)}", file=sys.stderr)
-        status |= bool(bad(tests)) or not tests["passed"]
-    return int(status)
+        status |= note(options.output, gpu.arch, one_run(gpu, options))
+    return status
+
+
+def note(record: Path, name: str, run: dict[str, Any]) -> int:
+    """Write a run to the record, in place of the one with this name; 1 if it was no success."""
+    runs = read(record) | {name: run}
+    write_whole(record, json.dumps(dict(sorted(runs.items())), indent=2) + "\n")
+    tests = run["tests"]
+    print(f"{record}: {name}: {json.dumps(tests)}", file=sys.stderr)
+    return int(bool(bad(tests)) or not tests["passed"])
 
 
 def bad(tests: Mapping[str, Any]) -> list[str]:
@@ -134,7 +152,7 @@ def bad(tests: Mapping[str, Any]) -> list[str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The runs in a record, by architecture."""
+    """The runs in a record, by architecture, and that of the emulator."""
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
@@ -142,12 +160,31 @@ def one_run(gpu: Gpu, options: argparse.Namespace) -> dict[str, Any]:
     """The tests on a GPU, or on what it is used as, and what it decodes with."""
     before = digest()
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "date": today(),
         **machine(gpu),
         "digest": before,
-        "tests": run_tests(options.numprocesses),
+        "tests": run_tests(["-m", "gpu", "--dist", "worksteal"], options.numprocesses),
         "speeds": {} if options.no_speeds else speeds(options.device),
     }
+
+
+def emulator_run(processes: int) -> dict[str, Any]:
+    """The tests of kernels, and of what launches them, without a GPU."""
+    from ggpy.device import toolkit
+
+    before = digest(beside=OF_EMULATOR)
+    tests = [*EMULATED, "-m", "not gpu", "--dist", "loadfile"]
+    return {
+        "date": today(),
+        "cuda compiler": toolkit.nvrtc_version(),
+        "digest": before,
+        "tests": run_tests(tests, processes),
+    }
+
+
+def today() -> str:
+    """The date, in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
 
 def machine(gpu: Gpu) -> dict[str, str]:
@@ -163,14 +200,16 @@ def machine(gpu: Gpu) -> dict[str, str]:
     }
 
 
-def run_tests(processes: int) -> dict[str, float]:
-    """The tests that are marked gpu: how many passed, failed and were skipped, and seconds."""
+def run_tests(which: Sequence[str], processes: int) -> dict[str, float]:
+    """The tests that arguments of pytest choose: how many passed, failed and were skipped, and
+    seconds.
+    """
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}"]
+        command = [sys.executable, "-m", "pytest", "-q", *which, f"--junitxml={report}"]
         command += ["-o", f"faulthandler_timeout={LONG}"]
-        command += ["-n", str(processes), "--dist", "worksteal"] if processes > 1 else []
+        command += ["-n", str(processes if processes > 1 else 0)]
         subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
         text = report.read_text(encoding="utf-8")
     return {**results(text), "seconds": round(time.monotonic() - started)}
@@ -232,6 +271,9 @@ def parser() -> Parser:
     which = found.add_mutually_exclusive_group()
     add_option(which)
     which.add_argument("--all", action="store_true", help="every architecture of the record")
+    which.add_argument(
+        "--emulator", action="store_true", help="tests of kernels on the emulator; uses no GPU"
+    )
     found.add_argument("--no-speeds", action="store_true", help="run the tests, but no benchmark")
     found.add_argument(
         "-o", "--output", type=Path, default=RECORD, metavar="FILE",
