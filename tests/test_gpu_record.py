@@ -153,7 +153,7 @@ def hopper(monkeypatch) -> None:
         gpu = Gpu("NVIDIA Test 9", ordinal, "sm_90a", 132, 1, 227 << 10, 1, "13.0")
         return simulate(gpu, arch) if (arch := simulated.asked()) else gpu
 
-    def tests(which: list[str], processes: int) -> dict[str, int]:
+    def tests(which: list[str], dist: str, processes: int) -> dict[str, int]:
         failed = ["tests.a::b", "tests.a::c"] if simulated.asked() == "sm_80" else []
         return {"passed": 5, "failed": failed, "skipped": 0, "not imported": [], "seconds": 1}
 
@@ -196,8 +196,8 @@ def test_the_emulators_run_is_recorded_beside_them(tmp_path: Path, monkeypatch) 
     tests = {"passed": 9, "failed": [], "skipped": 0, "not imported": [], "seconds": 1}
     monkeypatch.setattr(record_gpu, "run_tests", lambda *given: asked.append(given) or tests)
     assert record_gpu.main(["--emulator", "-n", "2", "-o", str(path)]) == 0
-    which = ["tests/kernels", "tests/backends", "-m", "not gpu", "--dist", "loadfile"]
-    assert asked == [(which, 2)]
+    which = ["tests/kernels", "tests/backends", "-m", "not gpu"]
+    assert asked == [(which, "loadfile", 2)]
     runs = record_gpu.read(path)
     assert list(runs) == ["emulator", "sm_90a"]
     assert runs["emulator"].pop("date")

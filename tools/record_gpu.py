@@ -163,7 +163,7 @@ def one_run(gpu: Gpu, options: argparse.Namespace) -> dict[str, Any]:
         "date": today(),
         **machine(gpu),
         "digest": before,
-        "tests": run_tests(["-m", "gpu", "--dist", "worksteal"], options.numprocesses),
+        "tests": run_tests(["-m", "gpu"], "worksteal", options.numprocesses),
         "speeds": {} if options.no_speeds else speeds(options.device),
     }
 
@@ -173,12 +173,11 @@ def emulator_run(processes: int) -> dict[str, Any]:
     from ggpy.device import toolkit
 
     before = digest(beside=OF_EMULATOR)
-    tests = [*EMULATED, "-m", "not gpu", "--dist", "loadfile"]
     return {
         "date": today(),
         "cuda compiler": toolkit.nvrtc_version(),
         "digest": before,
-        "tests": run_tests(tests, processes),
+        "tests": run_tests([*EMULATED, "-m", "not gpu"], "loadfile", processes),
     }
 
 
@@ -200,16 +199,16 @@ def machine(gpu: Gpu) -> dict[str, str]:
     }
 
 
-def run_tests(which: Sequence[str], processes: int) -> dict[str, float]:
+def run_tests(which: Sequence[str], dist: str, processes: int) -> dict[str, float]:
     """The tests that arguments of pytest choose: how many passed, failed and were skipped, and
-    seconds.
+    seconds. dist: how pytest-xdist, which one process does not need, deals them to several.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", *which, f"--junitxml={report}"]
         command += ["-o", f"faulthandler_timeout={LONG}"]
-        command += ["-n", str(processes if processes > 1 else 0)]
+        command += ["-n", str(processes), "--dist", dist] if processes > 1 else []
         subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
         text = report.read_text(encoding="utf-8")
     return {**results(text), "seconds": round(time.monotonic() - started)}
