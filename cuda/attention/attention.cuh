@@ -11,6 +11,7 @@
 //
 // The merge order is the index i, never the order of arrival, so the output does not depend on timing.
 #pragma once
+#include "lib/activation.cuh"
 #include "lib/mma.cuh"
 #include "layout/packed.cuh"
 #include "attention/rope.cuh"
@@ -20,6 +21,9 @@
 #endif
 #ifndef BOTH_SIDES
 #define BOTH_SIDES 0  // 1: a token sees all of its sequence in the step, or half a window before and after it
+#endif
+#ifndef GATED
+#define GATED 0  // 1: the output is multiplied by sigmoid(gate)
 #endif
 
 // Rows of a tile.
@@ -39,6 +43,7 @@ struct AttentionArgs {
     RopeArgs rope;  // also holds positions, page indices, page tables and sizes
     const AttentionTile* tiles;
     const float* sinks;  // [H], or null
+    const float* gate;   // GATED: [T, H * E]
     __half* out;         // [T, H * E]
     float* workspace;    // [slot][head group][MAX_SPLIT][ROWS][ROW + 2], partial results of the splits
     uint32_t* counters;  // [slot][head group], zero before and after the kernel
@@ -127,6 +132,13 @@ struct Merging {
     }
 };
 
+// Elements i and i + 1 of the output; GATED: times the sigmoid of their gates.
+__device__ __forceinline__ float2 gated_output(const AttentionArgs& p, size_t i, float x, float y) {
+    if (!GATED) return make_float2(x, y);
+    const float2 gate = __ldcg(reinterpret_cast<const float2*>(p.gate + i));
+    return make_float2(x * sigmoid(gate.x), y * sigmoid(gate.y));
+}
+
 // Normalises elements e and e + 1 of row r and writes them to `out`. SINKS: p.sinks may be non-null.
 template <bool SINKS>
 __device__ __forceinline__ void finish(const AttentionArgs& p, const Rows& rows, int r, int e, float2 o, float maximum,
@@ -140,8 +152,9 @@ __device__ __forceinline__ void finish(const AttentionArgs& p, const Rows& rows,
     const float inverse = fast_reciprocal(sum);
     const int token = rows.token(r), column = rows.head(r) * p.rope.head_size + e;
     size_t index = static_cast<size_t>(token) * p.rope.n_head * p.rope.head_size + column;
+    o = gated_output(p, index, o.x * inverse, o.y * inverse);
     if (p.order != PLAIN_ORDER) index = packed_half(p.order, column, token, p.n_tokens);
-    *reinterpret_cast<uint32_t*>(p.out + index) = saturated_half2(o.x * inverse, o.y * inverse);
+    *reinterpret_cast<uint32_t*>(p.out + index) = saturated_half2(o.x, o.y);
 }
 
 // Merges the splits of one tile, [MAX_SPLIT][ROWS][ROW + 2] in global memory, in index order, and writes the output;

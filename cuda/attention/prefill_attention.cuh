@@ -151,10 +151,11 @@ struct PrefillRows {
             write_row(h, factor, token, head);
         }
     }
-    __device__ __forceinline__ uint32_t result(int h, int block, float factor) const {
-        const float x = o[4 * block + 2 * h] * factor, y = o[4 * block + 2 * h + 1] * factor;
-        const __half2 pair = __halves2half2(saturated_half(x), saturated_half(y));
-        return *reinterpret_cast<const uint32_t*>(&pair);
+    // The lane's elements of block `block` of row h; `at`: where those of block 0 are in rows of H * E elements.
+    __device__ __forceinline__ uint32_t result(int h, int block, float factor, size_t at) const {
+        const float* block_o = o + 4 * block + 2 * h;
+        const float2 v = gated_output(p, at + 8 * block, block_o[0] * factor, block_o[1] * factor);
+        return saturated_half2(v.x, v.y);
     }
     // Writes the lane's elements first + 8 i + 2 t and first + 8 i + 2 t + 1 of a row, up to head_size. Packed orders
     // have heads that are multiples of 32 elements: four lanes hold 32 elements, and each writes 16 bytes.
@@ -162,19 +163,20 @@ struct PrefillRows {
         const bool valid = row[h] < rows.n_rows;
         const int e = p.rope.head_size;
         const int first = PARTS == 1 ? 0 : threadIdx.x / 128 * (ROW / PARTS);  // of the warpgroup
+        const size_t at = (static_cast<size_t>(token) * p.rope.n_head + head) * e + first + 2 * t;
         if (p.order == PLAIN_ORDER) {
             const int end = e - first - 2 * t;  // even
-            __half* out = p.out + (static_cast<size_t>(token) * p.rope.n_head + head) * e + first + 2 * t;
 #pragma unroll
             for (int i = 0; i < ROW / PARTS / 8; ++i)
-                if (valid && 8 * i < end) *reinterpret_cast<uint32_t*>(out + 8 * i) = result(h, i, factor);
+                if (valid && 8 * i < end) *reinterpret_cast<uint32_t*>(p.out + at + 8 * i) = result(h, i, factor, at);
             return;
         }
 #pragma unroll
         for (int i = 0; i < ROW / PARTS / 8; i += 4) {
+            if (PARTS > 1 && first + 8 * i >= e) break;  // a head may be narrower than ROW
             uint32_t w[4];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) w[j] = result(h, i + j, factor);
+            for (int j = 0; j < 4; ++j) w[j] = result(h, i + j, factor, at);
             if (p.order == F16) {  // lanes t and t ^ 2 hold parts of the same two pieces; each writes one
                 const bool second = t / 2;
                 const uint32_t a = __shfl_xor_sync(0xffffffffu, second ? w[0] : w[2], 2);
@@ -183,10 +185,9 @@ struct PrefillRows {
                 w[0] = second ? a : c, w[1] = second ? c : a, w[2] = second ? b : d, w[3] = second ? d : b;
             }
             const int column = head * e + first + 8 * i;
-            const size_t at = packed_piece(column / 64, token, column % 64 / 32 * 4 + t, p.n_tokens);
+            const size_t piece = packed_piece(column / 64, token, column % 64 / 32 * 4 + t, p.n_tokens);
             uint8_t* out = reinterpret_cast<uint8_t*>(p.out);
-            const bool inside = PARTS == 1 || first + 8 * i < e;  // a head may be narrower than ROW
-            if (valid && inside) *reinterpret_cast<uint4*>(out + at) = make_uint4(w[0], w[1], w[2], w[3]);
+            if (valid) *reinterpret_cast<uint4*>(out + piece) = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 };

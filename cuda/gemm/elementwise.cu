@@ -57,11 +57,3 @@ extern "C" __global__ void add_bias(float* x, const float* bias, int columns) {
     float* at = x + static_cast<size_t>(blockIdx.y) * columns + column;
     *at = __ldcg(at) + __ldg(bias + column);
 }
-
-// f16 o[n] *= sigmoid(gate[n]), in place.
-extern "C" __global__ void sigmoid_gate(__half* o, const float* gate, int64_t n) {
-    grid_dependency_launch();
-    grid_dependency_wait();
-    const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) o[i] = saturated_half(__half2float(__ldcg(o + i)) / (1.0f + expf(-__ldcg(gate + i))));
-}

@@ -190,6 +190,7 @@ class AttentionOps:
             spec.window,
             a.soft_cap,
             a.sinks,
+            c.f32("projected gate", n, columns).data if a.w_gate is not None else None,
             projected=() if isinstance(q, Array) else q.parts,
             rotation=None if isinstance(q, Array) else q.rotation,
             rotated=c.s.decode and c.s.fused and rotated,
@@ -202,9 +203,6 @@ class AttentionOps:
             self._prefill(params, layer, kernels)
         if kind.n_tiles:
             kernels.decode.launch(params, kind.tiles, kind.n_tiles, kind.n_split)
-        if a.w_gate is not None:
-            gate = c.f32("projected gate", n, columns)
-            c.elementwise.gate(o.data, gate.data, n * columns)
         return o
 
     def _prefill(self, params: AttentionParams, layer: Layer, kernels: HeadKernels) -> None:

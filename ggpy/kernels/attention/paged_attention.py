@@ -52,6 +52,7 @@ class AttentionArgs(ctypes.Structure):
         ("rope", RopeArgs),
         ("tiles", ctypes.c_uint64),
         ("sinks", ctypes.c_uint64),
+        ("gate", ctypes.c_uint64),
         ("out", ctypes.c_uint64),
         ("workspace", ctypes.c_uint64),
         ("counters", ctypes.c_uint64),
@@ -164,6 +165,7 @@ class AttentionParams:
     projected and rotation: tile i is the only token of sequence i in the step; the kernel rotates
         its q, k and v and stores k and v.
     rotated: tile i is the same, but the previous kernel has written q, k and v.
+    gate: f32 [T, H*E]; the output is multiplied by sigmoid(gate).
     order: layout of the output for T = n_tokens; PLAIN is rows, other orders need
         PagedAttention.packs.
     """
@@ -176,6 +178,7 @@ class AttentionParams:
     window: int = 0  # positions; 0: no window
     soft_cap: float = 0.0  # 0: no cap
     sinks: Address | None = None
+    gate: Address | None = None
     projected: Sequence[Address | None] = ()
     rotation: Rotation | None = None
     rotated: bool = False
@@ -247,7 +250,7 @@ class PagedAttention:
             warps, shared, heads = self.warps, self.shared, self.heads_per_tile
             name, sizes = f"paged_attention<{row}, {str(fused).lower()}{types}>", {}
         rotates = params.rotation.defines if params.rotation else {}
-        kernel = self._kernel(name, sizes | rotates | sight_defines(params))
+        kernel = self._kernel(name, sizes | rotates | variant_defines(params))
         args = self.args(params, tiles, heads)
         grid = self.heads.n_head_kv * args.parts, n_tiles, n_split
         kernel.launch(grid, warps * 32, (args,), smem=shared, pdl=True)
@@ -345,6 +348,7 @@ class PagedAttention:
             rope=rope_args(self.heads, a.batch, a.pages, a.q, a.projected, a.rotation),
             tiles=address(tiles),
             sinks=address(a.sinks),
+            gate=address(a.gate),
             out=address(a.out),
             workspace=self._workspace.address,
             counters=self._counters.address,
@@ -370,9 +374,10 @@ class PagedAttention:
         )
 
 
-def sight_defines(params: AttentionParams) -> dict[str, int]:
-    """The macros of attention in chunks, and to later tokens."""
-    named = {"CHUNKED": params.chunked, "BOTH_SIDES": params.both_sides}
+def variant_defines(params: AttentionParams) -> dict[str, int]:
+    """The macros of attention in chunks, to later tokens, and with a gated output."""
+    gated = params.gate is not None
+    named = {"CHUNKED": params.chunked, "BOTH_SIDES": params.both_sides, "GATED": gated}
     return {name: 1 for name, used in named.items() if used}
 
 

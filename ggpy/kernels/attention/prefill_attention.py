@@ -22,8 +22,8 @@ from .paged_attention import (
     AttentionParams,
     PagedAttention,
     heads_per_tile,
-    sight_defines,
     spans_of,
+    variant_defines,
 )
 from .rope_kv import MAX_HEAD, Heads
 
@@ -128,10 +128,10 @@ class PrefillAttention:
         return self._maps[key]
 
     def _kernel(self, params: AttentionParams) -> Kernel:
-        sight = sight_defines(params)
-        key = tuple(sight)
+        variant = variant_defines(params)
+        key = tuple(variant)
         if key not in self._made:
-            defines = {"PAGE_SIZE": self.heads.page_size, **sight}
+            defines = {"PAGE_SIZE": self.heads.page_size, **variant}
             name = f"{self.stem}<{self.heads.row}>"
             self._made[key] = self.device.kernel(
                 f"attention/{self.stem}.cu", name, defines=defines, extra_source=ASSERTS

@@ -14,9 +14,9 @@ class Elementwise:
     """Elementwise kernels."""
 
     def __init__(self, device: Device) -> None:
-        names = ["glu", "soft_cap", "add_bias", "sigmoid_gate", "gate_input", "scale"]
+        names = ["glu", "soft_cap", "add_bias", "gate_input", "scale"]
         found = device.kernels("gemm/elementwise.cu", names)
-        self._glu, self._soft_cap, self._add_bias, self._gate, self._gate_input, self._scale = found
+        self._glu, self._soft_cap, self._add_bias, self._gate_input, self._scale = found
 
     def glu(self, gate: Address, up: Address, h: Address, n: int, activation: str) -> None:
         """Enqueue f16 h[n] = activation(gate[n]) * up[n]; gate and up are f32."""
@@ -56,7 +56,3 @@ class Elementwise:
         """Enqueue f32 x[n_rows, columns] += bias[columns]."""
         grid = -(-columns // THREADS), n_rows
         self._add_bias.launch(grid, THREADS, (x, bias, columns), pdl=True)
-
-    def gate(self, o: Address, gate: Address, n: int) -> None:
-        """Enqueue f16 o[n] *= sigmoid(gate[n]), in place; gate is f32."""
-        self._gate.launch(-(-n // THREADS), THREADS, (o, gate, n), pdl=True)

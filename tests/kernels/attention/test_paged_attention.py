@@ -80,6 +80,16 @@ def test_caps_and_sinks(machine, options, step):
     check(machine, heads(4, 2, 64), STEPS[step], **made[options])
 
 
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("shape", [(4, 2, 64), (3, 1, 80), (8, 1, 512)], ids=str)
+def test_gates(machine, shape, step):
+    """The sigmoid of a gate multiplies the output, whether a context is split or not."""
+    h, s = heads(*shape), STEPS[step]
+    gate = random(len(s.positions), h.n_head, h.head_size, seed=5) * 20
+    check(machine, h, s, gate=gate)
+    check(machine, h, s, gate=gate, sinks=random(h.n_head, seed=4))
+
+
 @pytest.mark.parametrize("scale", [1e-4, 3.0])
 def test_flat_and_sharp(machine, scale):
     """Softmax over equal scores, and over scores of which one dominates."""
@@ -259,6 +269,13 @@ def test_rotation_inside_with_more(machine, turn, options, n):
     kernel.
     """
     check_rotation_inside(machine, heads(4, 2, 64), [300, 65, 33][:n], turn, **options)
+
+
+@pytest.mark.parametrize("n", [1, 3], ids=["one", "some"])
+@pytest.mark.parametrize("turn", [TURN, NORMED], ids=["plain", "norms"])
+def test_rotation_inside_with_a_gate(machine, turn, n):
+    lengths, gate = [300, 65, 33][:n], random(n, 4, 64, seed=5) * 3
+    check_rotation_inside(machine, heads(4, 2, 64), lengths, turn, gate=gate)
 
 
 # Equal bits

@@ -84,10 +84,10 @@ def test_nothing_spills(nvrtc, stem, arch, rows):
         ("prefill_attention", "sm_120", 128),
     ],
 )
-@pytest.mark.parametrize("sight", ["CHUNKED", "BOTH_SIDES"])
-def test_other_masks_do_not_spill_either(nvrtc, stem, arch, row, sight):
+@pytest.mark.parametrize("variant", ["CHUNKED", "BOTH_SIDES", "GATED"])
+def test_variants_do_not_spill_either(nvrtc, stem, arch, row, variant):
     cubin = compile_cubin(
-        f"attention/{stem}.cu", arch, expressions=[f"{stem}<{row}>"], defines={sight: 1}
+        f"attention/{stem}.cu", arch, expressions=[f"{stem}<{row}>"], defines={variant: 1}
     )
     assert "serialized" not in cubin.log, "ptxas serialised the wgmma instructions"
     assert all((r.spill_loads, r.stack) == (0, 0) for r in cubin.resources.values())
@@ -140,6 +140,18 @@ def check(kind, h, s, scale=None, **options):
 @kinds("shape", [*HEADS, (32, 2, 32)])
 def test_shapes(kind, shape, step):
     check(kind, heads(*shape), STEPS[step])
+
+
+@pytest.mark.parametrize("step", STEPS)
+@kinds("shape", [(3, 1, 80), (8, 1, 128), (4, 2, 256), (6, 2, 448)])
+def test_gates(kind, shape, step):
+    check_gate(kind, shape, STEPS[step])
+
+
+def check_gate(kind, shape, s):
+    """The sigmoid of a gate multiplies the output."""
+    h = heads(*shape)
+    check(kind, h, s, gate=random(len(s.positions), h.n_head, h.head_size, seed=5) * 20)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -208,12 +220,14 @@ def test_packed(kind, shape, order):
 
 
 def check_packed(kind, shape, order):
-    """A packed output has the bits of the plain output."""
+    """A packed output has the bits of the plain output, also with gates."""
     h, s = heads(*shape), Sequences([150, 70], [33, 20])
     pages, q, _ = fill(kind[0], h, s)
     kernel = PromptAttention(kind[0], h, kind[1])
-    rows, packed = (kernel.run(s, pages, q, order=o, scale=0.1) for o in (PLAIN, order))
-    assert np.array_equal(rows, packed)
+    for gate in (None, random(len(q), h.n_head, h.head_size, seed=5) * 3):
+        options = {"scale": 0.1, "gate": gate}
+        rows, packed = (kernel.run(s, pages, q, order=o, **options) for o in (PLAIN, order))
+        assert np.array_equal(rows, packed)
 
 
 def test_again_and_again(kind):
@@ -252,6 +266,7 @@ def test_wgmma_in_the_emulator(wgmma, shape, step):
     sinks = random(shape[0], seed=4) * 3
     check(wgmma, heads(*shape), STEPS[step])
     check(wgmma, heads(*shape), STEPS[step], window=50, soft_cap=1.5, sinks=sinks)
+    check_gate(wgmma, shape, STEPS[step])
 
 
 @kinds("shape", [(4, 2, 64), (4, 2, 256), (8, 1, 512)])

@@ -230,6 +230,12 @@ class Attended:
         return unpacked(packed, n, columns, self.order)[:n].reshape(self.shape)
 
 
+def sent(device: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Those options of attention that are arrays, on the device."""
+    arrays = {name: options.get(name) for name in ("sinks", "gate")}
+    return {name: upload(device, x) for name, x in arrays.items() if x is not None}
+
+
 class Attention:
     """Attention on a device; it can run several times."""
 
@@ -250,8 +256,7 @@ class Attention:
         if turn is not None:
             options["projected"] = [None if x is None else upload(device, x) for x in parts]
             options["rotation"] = turn.on(device)
-        if options.get("sinks") is not None:
-            options["sinks"] = upload(device, options["sinks"])
+        options |= sent(device, options)
         params = AttentionParams(
             None if q is None else upload(device, q),
             s.batch(device),
@@ -280,8 +285,7 @@ class PromptAttention:
         device, h = self.device, self.heads
         tiles = plan_prefill_tiles(s.positions, s.sequences, h, self.least)
         out = Attended(device, h, len(s.positions), order)
-        if options.get("sinks") is not None:
-            options["sinks"] = upload(device, options["sinks"])
+        options |= sent(device, options)
         options |= {"order": order, "n_tokens": len(s.positions)}
         batch, memory = s.batch(device), pages.send(device)
         if not h.is_f16:
@@ -311,10 +315,12 @@ def attention(
     window=0,
     soft_cap=0.0,
     sinks=None,
+    gate=None,
     chunked=False,
     both_sides=False,
 ):
-    """float64 o[T, H, E] of one sequence's q[T, H, E] at positions, keys and values [n, G, E].
+    """float64 o[T, H, E] of one sequence's q[T, H, E] at positions, keys and values [n, G, E];
+    times sigmoid(gate[T, H, E]).
 
     chunked: the window is a chunk, whose first position is a multiple of it. both_sides: half of
     the window is before a token, and half after it; no window: a token sees all positions.
@@ -338,7 +344,8 @@ def attention(
     top = np.maximum(s.max(axis=-1, keepdims=True), sink)
     e = np.exp(s - top)
     weights = e / (e.sum(axis=-1, keepdims=True) + np.exp(sink - top))
-    return np.einsum("htn,nhe->the", weights, values)
+    o = np.einsum("htn,nhe->the", weights, values)
+    return o if gate is None else o / (1 + np.exp(-gate.astype(np.float64)))
 
 
 def fill(device, h, s, seed=0):
@@ -358,10 +365,11 @@ def fill(device, h, s, seed=0):
     return pages, q, contents
 
 
-def expected(h, s, q, contents, **options):
+def expected(h, s, q, contents, gate=None, **options):
     """float64 o[T, H, E]."""
     parts = []
     for i, (k, v) in enumerate(contents):
         rows = s.sequences == i
+        options["gate"] = None if gate is None else gate[rows]
         parts.append(attention(q[rows][..., : h.head_size], k, v, s.positions[rows], **options))
     return np.concatenate(parts)

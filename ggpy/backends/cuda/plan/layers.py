@@ -200,7 +200,7 @@ class Planner(ProductPlanner):
         norm, x = self.input_norm(a.norm, weights, s, x, n, True)
         epilogue: Epilogue = "QKV" if rope is RopeIn.EPILOGUE else "STORE"
         qkv = self.product(weights, s, epilogue, norm)
-        packs = s.fused and heads.packs and a.w_gate is None
+        packs = s.fused and heads.packs
         o_layout = self.x_layout([a.wo], s) if packs else PLAIN
         successor = None if a.bo is not None else successor_of(layer)
         out, x = self.output(a.wo, a, successor, s, x)
