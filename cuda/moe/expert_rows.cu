@@ -11,6 +11,9 @@
 // Epilogues: STORE, f32 of one matrix, and GLU, f16 act(gate + b_gate) * (up + b_up).
 //
 // Launch: grid (work tiles at most, ceil(tile rows / tile rows of a CTA)). Work tiles beyond the last one end at once.
+//
+// Down's CTAs that fill the SMs while the last of GLU work request weights before they wait for h: the kernels before
+// down let it start only when the pairs are sorted.
 #include "moe/expert_act.cuh"
 #include "gemm/gemm.cuh"
 #include "gemm/scaled_sums.cuh"
@@ -23,6 +26,7 @@ struct ExpertRowsArgs : GemmArgs {
     const float* bias[2];   // GLU: [n_expert, n_rows], or null
     uint64_t expert_bytes;  // from the tiles of one expert to those of the next
     int pairs_per_x;        // pairs that multiply the same row of x
+    int sorted_before;      // STORE: all kernels before the previous one have ended, and `work` is theirs
     int rounds;             // of a warp: STORE: TILES neighbouring tile rows; GLU: a tile row of gate and of up
 };
 
@@ -244,8 +248,9 @@ __global__ void __launch_bounds__(THREADS, CTAS) expert_rows(const ExpertRowsArg
     const int first = blockIdx.y * p.rounds * WARPS + warp;
     const int n_rounds = p.n_tiles / Pass::ROUND_TILES - first;  // from the warp's first one on
     const int passes = Pass::PASSES * max(0, min(p.rounds, (n_rounds + WARPS - 1) / WARPS));
-    grid_dependency_launch();
-    grid_dependency_wait();
+    const bool waits_late = EPILOGUE == STORE && p.sorted_before;
+    if (!waits_late) grid_dependency_wait();
+    grid_dependency_launch();  // after the wait of GLU: the next kernel reads `work` without waiting
     const int4 work = __ldcg(p.work + blockIdx.x);
     if (work.x < 0) return;
     const int n_rows = work.z - work.y;
@@ -256,6 +261,7 @@ __global__ void __launch_bounds__(THREADS, CTAS) expert_rows(const ExpertRowsArg
     }
     ExpertRowsChunks<T, EPILOGUE> ahead(p, work.x, first, passes, lane);
     for (int i = 0; i < STAGES; ++i) ahead.copy(dst + i * STAGE_BYTES);
+    if (waits_late) grid_dependency_wait();
     __syncthreads();
     x.copy(p, rows, n_rows);
     cp_async_wait<0>();

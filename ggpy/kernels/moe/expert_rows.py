@@ -53,6 +53,7 @@ class ExpertRowsArgs(GemmArgs):
         ("bias", ctypes.c_uint64 * 2),
         ("expert_bytes", ctypes.c_uint64),
         ("pairs_per_x", ctypes.c_int),
+        ("sorted_before", ctypes.c_int),
         ("rounds", ctypes.c_int),
     )
 
@@ -118,18 +119,22 @@ class ExpertRows:
         epilogue: Epilogue = "STORE",
         activation: str = "silu",
         biases: Sequence[Address | None] = (),
+        sorted_before: bool = False,
     ) -> None:
         """Enqueue out[row] = x[row] weights[expert of the row]^T; x is f16 of k columns.
 
         weights: the first of the experts, which follow each other: one, of which out is f32, or
         GLU, gate and up, whose `biases` are f32 [n_expert, rows] and of which out is f16. order: as
         sort.SortPairs makes it. n_used: x has a row for so many pairs, in the order of tokens; 0:
-        the rows that are multiplied.
+        the rows that are multiplied. sorted_before: all kernels before the previous one have ended,
+        and `order` is theirs, as after a launch with GLU or Combine.glu: weights are read before
+        the previous one ends.
         """
         first, layout = weights[0], weights[0].layout
         args = ExpertRowsArgs(x=address(x), work=address(order.work), pairs_per_x=n_used)
         args.pair_of = address(order.pair_of) if n_used else 0
         args.set_matrices(weights, [out], n_pairs, epilogue, "silu")
+        args.sorted_before = sorted_before
         args.activation = ACTIVATIONS[activation]
         args.expert_bytes = layout.nbytes(first.n_rows, first.k)
         for i, bias in enumerate(biases):

@@ -553,6 +553,27 @@ def test_few_rows_of_gate_and_up(machine, name, columns, activation, tile):
     assert nmse(h, reference.gated(activation, g, u)) <= 1e-6
 
 
+def test_weights_of_down_are_read_before_h_is_there(machine):
+    """The same bits, launch after launch."""
+    if not holds_rows(machine, "Q4_0", 256):
+        pytest.skip(f"no shape fits into the shared memory of an SM of {machine.arch}")
+    gate, up, down = (
+        Experts(machine, "Q4_0", 5, rows, 256, seed) for seed, rows in enumerate((256, 256, 160))
+    )
+    ids, x = np.random.default_rng(5).integers(0, 5, 24).astype(np.int32), tokens(8, 256)
+    memory, (_, row_of, _) = sorted_pairs(machine, ids, 5, 8)
+    h, y = Output(machine, 24 * 256 * 2), Output(machine, 24 * 160 * 4)
+    kernels, inputs = ExpertRows(machine), upload(machine, x)
+    both, found = [gate.tiles, up.tiles], []
+    for early in (False, True, True, True):
+        kernels.launch(both, memory, inputs, h.buffer, 24, 5, n_used=3, epilogue="GLU")
+        kernels.launch([down.tiles], memory, h.buffer, y.buffer, 24, 5, sorted_before=early)
+        found.append(y.read(np.float32, (24, 160))[row_of])
+    act = h.read(np.float16, (24, 256))[row_of]
+    assert nmse(found[0], down.exact(ids, act)) <= ROUNDED
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+
+
 def test_rows_of_work_tiles():
     """By the pairs of an expert, and by shared memory."""
     hopper, turing = (ExpertGemm(SimpleNamespace(shared_bytes=n << 10)) for n in (227, 64))

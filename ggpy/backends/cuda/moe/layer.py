@@ -231,7 +231,7 @@ class MoEOps:
             if pairs.order is None:
                 self._gemv.launch(tiles, pairs.ids, h.data, y.data, pairs.n, 1)
             elif pairs.plan.few_rows:
-                self._rows.launch(tiles, pairs.order, h.data, y.data, *shape)
+                self._rows.launch(tiles, pairs.order, h.data, y.data, *shape, sorted_before=True)
             else:
                 self._gemm.launch(tiles, pairs.order, h.data, [y.data], *shape)
         return y
