@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -53,7 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     import known_tests
 
     if not hasattr(config, "workerinput"):  # those of pytest-xdist inherit the variable
-        os.environ[KNOWN] = known_tests.recorded() if known_tests.is_whole_suite(config) else ""
+        run = known_tests.recorded() if known_tests.is_whole_suite(config) else None
+        os.environ[KNOWN] = json.dumps(run) if run else ""
 
 
 def pytest_report_header() -> str | None:
@@ -84,9 +86,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "gpu" in getattr(item, "fixturenames", ()) or any(x in GPU for x in map(str, on)):
             item.add_marker("gpu")
     if os.environ.get(KNOWN):
-        from known_tests import left_out
+        from known_tests import Known, left_out
 
-        out = left_out(items, os.environ[KNOWN])
+        out = left_out(items, Known(*json.loads(os.environ[KNOWN])))
         config.hook.pytest_deselected(items=list(out))
         items[:] = [item for item in items if item not in out]
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from known_tests import ONE_IN, OTHER_COMPILER, is_known, is_whole_suite, left_out, recorded
+from known_tests import ONE_IN, Known, is_known, is_whole_suite, left_out, recorded
 
 from tools import record_gpu
 from tools.record_gpu import OF_EMULATOR
@@ -43,13 +43,13 @@ def item(nodeid: str, gpu: bool = False, **params: Any) -> Any:
     ],
 )
 def test_what_the_record_knows(test: Any, known: bool) -> None:
-    assert is_known(test, "digest") is known
+    assert is_known(test, compiles=True) is known
 
 
 def test_what_compiles_is_not_known_with_another_compiler() -> None:
-    digest = "digest" + OTHER_COMPILER
-    assert not is_known(item("tests/kernels/gemm/test_a.py::test_compiles", nvrtc=None), digest)
-    assert is_known(item("tests/kernels/gemm/test_a.py::test_runs", machine="emulator"), digest)
+    compiled = item("tests/kernels/gemm/test_a.py::test_compiles", nvrtc=None)
+    run = item("tests/kernels/gemm/test_a.py::test_runs", machine="emulator")
+    assert not is_known(compiled, compiles=False) and is_known(run, compiles=False)
 
 
 def test_a_part_of_each_file_is_repeated_and_another_for_another_digest() -> None:
@@ -58,7 +58,8 @@ def test_a_part_of_each_file_is_repeated_and_another_for_another_digest() -> Non
     items = [item(f"tests/kernels/{name}") for name in (*names, "b.py::test_c")]
     items.append(item("tests/test_d.py::test_e"))
     kept = [
-        {test.nodeid for test in items} - {test.nodeid for test in left_out(items, digest)}
+        {test.nodeid for test in items}
+        - {test.nodeid for test in left_out(items, Known(digest, compiles=True))}
         for digest in ("one", "another", "one")
     ]
     assert kept[0] == kept[2] != kept[1]
@@ -86,9 +87,9 @@ def test_a_success_with_the_present_code_is_known(
     record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = record_gpu.read(record)["emulator"]["digest"]
-    assert recorded() == digest
+    assert recorded() == Known(digest, compiles=True)
     monkeypatch.setattr("known_tests.compiler", lambda: "13.8")
-    assert recorded() == digest + OTHER_COMPILER
+    assert recorded() == Known(digest, compiles=False)
 
 
 @pytest.mark.parametrize(
@@ -103,16 +104,17 @@ def test_a_success_with_the_present_code_is_known(
 def test_other_code_and_failures_are_not(record: Path, changed: dict[str, Any]) -> None:
     run = {**record_gpu.read(record)["emulator"], **changed}
     record.write_text(json.dumps({"emulator": run}))
-    assert recorded() == ""
+    assert recorded() is None
     record.write_text(json.dumps({"sm_90a": {}}))
-    assert recorded() == ""
+    assert recorded() is None
 
 
-@pytest.mark.parametrize("folder", OF_EMULATOR)
-def test_every_folder_that_decides_is_in_the_digest(folder: str, tmp_path: Path) -> None:
-    (tmp_path / folder).mkdir(parents=True)
+@pytest.mark.parametrize("place", OF_EMULATOR)
+def test_every_place_that_decides_is_in_the_digest(place: str, tmp_path: Path) -> None:
+    path = tmp_path / place if place.endswith(".py") else tmp_path / place / "new.py"
+    path.parent.mkdir(parents=True)
     before = record_gpu.digest(tmp_path, OF_EMULATOR)
-    (tmp_path / folder / "new.py").write_text("x = 1\n")
+    path.write_text("x = 1\n")
     assert record_gpu.digest(tmp_path, OF_EMULATOR) != before
 
 

@@ -51,7 +51,7 @@ EMULATED = ("tests/kernels", "tests/backends")
 # What decides about those tests, beside the kernels.
 OF_EMULATOR = (
     *(*EMULATED, "tests/emulator", "tests/support", "ggpy/arch", "ggpy/backends"),
-    *("ggpy/device", "ggpy/formats"),
+    *("ggpy/device", "ggpy/formats", "tests/conftest.py"),
 )
 TIMED = ("tests.tools.test_bench_kernels::test_on_a_gpu",)
 OF_SERVER = ("tests.serve", "tests.grammar", "tests.examples")  # or whose examples ask it
@@ -65,12 +65,13 @@ LONG = 120  # seconds of a test, after which it is said where it is: a kernel ma
 
 
 def digest(root: Path = ROOT, beside: Sequence[str] = ()) -> str:
-    """Of the code below `cuda` and `ggpy/kernels`, and of folders beside them: names of files, and
+    """Of the code below `cuda` and `ggpy/kernels`, and of what is beside them: names of files, and
     what is in them without comments and docstrings; where lines of CUDA and C++ are broken does not
     matter either.
     """
     total = hashlib.sha256()
-    for path in sorted(p for folder in (*KERNELS, *beside) for p in (root / folder).rglob("*")):
+    places = [root / place for place in (*KERNELS, *beside)]
+    for path in sorted(p for place in places for p in (place, *place.rglob("*")) if p.is_file()):
         if path.suffix in (".cu", ".cuh", ".h", ".cpp", ".py"):
             text = path.read_text(encoding="utf-8")
             code = python_code(text) if path.suffix == ".py" else cuda_code(text)

@@ -38,16 +38,15 @@ class TileCosts:
 
     costs: by tokens of a tile. always_split: tokens of tiles that always use stream-K, because they
     have few sums. memory: lower bound of microseconds per 128 columns and per bit of a weight, if
-    two CTAs share an SM. one_cta_per_sm: CTAs never share an SM. may_halve: tokens that fit in one
-    tile may be divided into two. halves_few: the same, if an SM has at most so many times 128
-    columns of work tiles. pairs: clusters of two CTAs make whole tiles, where possible.
+    two CTAs share an SM. one_cta_per_sm: CTAs never share an SM. halves_few: tokens that fit in
+    one tile may be divided into two, if an SM has at most so many times 128 columns of work tiles.
+    pairs: clusters of two CTAs make whole tiles, where possible.
     """
 
     costs: Mapping[int, Cost]
     always_split: tuple[int, ...] = ()
     memory: float = 0.0
     one_cta_per_sm: bool = False
-    may_halve: bool = False
     halves_few: float = 0.0
     pairs: bool = False
 
@@ -61,8 +60,7 @@ class TileCosts:
         of tiles that all tokens fit in.
         """
         size = next((size for size in self.tokens if size >= n_tokens), self.tokens[-1])
-        may_halve = self.may_halve or steps_per_sm <= self.halves_few
-        may_halve = may_halve and n_tokens <= size
+        may_halve = steps_per_sm <= self.halves_few and n_tokens <= size
         both = size // 2 in self.costs and (may_halve or size == TOKENS[-1])
         return (size // 2, size) if both else (size,)
 

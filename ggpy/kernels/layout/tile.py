@@ -50,14 +50,19 @@ class Layout:
         """f32 numbers that ActivationSums (scaled_sums.cuh) has of a group of columns of a token:
         of zero points, of minimums, or none.
         """
-        if not self.is_scaled or self.values == "E2M1":
+        if not self.is_scaled or self.is_e2m1:
             return 0
         return 2 if self.scales in ("D", "E8") else 1
 
     @property
     def is_table(self) -> bool:
         """Whether codes index a table of values."""
-        return self.values.startswith("Table") or self.values == "E2M1"
+        return self.values.startswith("Table") or self.is_e2m1
+
+    @property
+    def is_e2m1(self) -> bool:
+        """Whether codes are 4-bit floats, which become f16 by their bits, without the table."""
+        return self.values == "E2M1"
 
     @cached_property
     def chunk_bytes(self) -> int:

@@ -72,7 +72,7 @@ def shared_bytes(layout: Layout, k: int, rows: int, shape: Shape) -> int:
 
 def unpacks_fast(layout: Layout) -> bool:
     """Whether codes lie in one plane and become f16 without a table."""
-    return layout.bits in (4, 8, 16) and (not layout.is_table or layout.values == "E2M1")
+    return layout.bits in (4, 8, 16) and (not layout.is_table or layout.is_e2m1)
 
 
 def shapes(layout: Layout, rows: int) -> Sequence[Shape]:

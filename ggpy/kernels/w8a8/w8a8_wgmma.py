@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 from ...device.base import Device, Kernel
 from ..address import Address
@@ -27,9 +28,9 @@ COSTS = {
 }
 # One CTA per SM with many stages is faster than two CTAs. w8a8_decode.py takes up to 8 tokens.
 TILE_COSTS: dict[Kind, TileCosts] = {
-    "int8": TileCosts(COSTS, one_cta_per_sm=True, may_halve=True),
+    "int8": TileCosts(COSTS, one_cta_per_sm=True, halves_few=inf),
     "e4m3": TileCosts(
-        {t: cost for t, cost in COSTS.items() if t < 256}, one_cta_per_sm=True, may_halve=True
+        {t: cost for t, cost in COSTS.items() if t < 256}, one_cta_per_sm=True, halves_few=inf
     ),
 }
 

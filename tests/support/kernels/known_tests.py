@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import pytest
 
@@ -18,20 +19,25 @@ from tools import record_gpu
 
 ONE_IN = 4
 EMULATORS = {"emulator", "emulated", "sanitizer"}  # what tests call them
-OTHER_COMPILER = " with another NVRTC"
 
 
-def recorded() -> str:
-    """The digest of the emulator's run, if it belongs to the code and was a success; else "". Tests
-    that compile are not known where it ends with OTHER_COMPILER.
+class Known(NamedTuple):
+    """A run of the emulator that belongs to the code and was a success. compiles: with the NVRTC
+    that is installed.
     """
+
+    digest: str
+    compiles: bool
+
+
+def recorded() -> Known | None:
+    """The run in the record, if there is one that still says something."""
     run = record_gpu.read(record_gpu.RECORD).get(record_gpu.EMULATOR)
     if run is None or record_gpu.bad(run["tests"]) or not run["tests"]["passed"]:
-        return ""
-    now = record_gpu.digest(beside=record_gpu.OF_EMULATOR)
-    if run["digest"] != now:
-        return ""
-    return now if run["cuda compiler"] == compiler() else now + OTHER_COMPILER
+        return None
+    if run["digest"] != record_gpu.digest(beside=record_gpu.OF_EMULATOR):
+        return None
+    return Known(run["digest"], run["cuda compiler"] == compiler())
 
 
 def compiler() -> str:
@@ -51,28 +57,30 @@ def is_whole_suite(config: pytest.Config) -> bool:
     return not chosen and config.args_source is pytest.Config.ArgsSource.TESTPATHS
 
 
-def is_known(item: pytest.Item, digest: str) -> bool:
-    """Whether the record's run had this test, and its result depends on kernels."""
+def is_known(item: pytest.Item, compiles: bool) -> bool:
+    """Whether the record's run had this test, and its result depends on kernels. compiles: the run
+    had the same compiler.
+    """
     if not item.nodeid.startswith(record_gpu.EMULATED) or item.get_closest_marker("gpu"):
         return False
     call = getattr(item, "callspec", None)
     values = map(str, call.params.values()) if call else ()
     fixtures = {*getattr(item, "fixturenames", ()), *values}
-    if "nvrtc" in fixtures and digest.endswith(OTHER_COMPILER):
+    if "nvrtc" in fixtures and not compiles:
         return False
     return item.nodeid.startswith("tests/kernels") or not EMULATORS.isdisjoint(fixtures)
 
 
-def left_out(items: Sequence[pytest.Item], digest: str) -> set[pytest.Item]:
-    """The tests that are not repeated. digest: from `recorded`."""
-    known = {item.nodeid: item for item in items if is_known(item, digest)}
+def left_out(items: Sequence[pytest.Item], run: Known) -> set[pytest.Item]:
+    """The tests that are not repeated."""
+    known = {item.nodeid: item for item in items if is_known(item, run.compiles)}
     tests = grouped(known, "[")  # of each function
     functions = grouped(tests, "::")  # of each file
     repeated = {
         test
         for names in functions.values()
-        for function in chosen(names, digest)
-        for test in chosen(tests[function], digest)
+        for function in chosen(names, run.digest)
+        for test in chosen(tests[function], run.digest)
     }
     return {item for name, item in known.items() if name not in repeated}
 
