@@ -26,6 +26,7 @@ ABOVE_NOTE = (
     "! above the limit: the GPU was busy when that was measured (--fresh measures it again),"
     " or, of a mixture, tokens chose the same experts"
 )
+ABOVE_CPU_NOTE = "! above the limit: other programs ran when that was measured; measure again"
 BUSY_NOTE = f"! runs differed by more than {BUSY:.0%}: the machine was busy or changed its clocks"
 Row = dict[str, Any]
 
@@ -294,8 +295,8 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
             f"{rate(row['matrix_rate'], 'FLOP/s')}, "
             f"measured on {row['gpu_info'] or row['cpu_info']}{threads}"
         )
-    if first["gpu_info"] and any((row["percent_of_limit"] or 0) > ABOVE for row in rows):
-        yield ABOVE_NOTE
+    if any((row["percent_of_limit"] or 0) > ABOVE for row in rows):
+        yield ABOVE_NOTE if first["gpu_info"] else ABOVE_CPU_NOTE
     if any((row["spread"] or 0) > BUSY for row in rows):
         yield BUSY_NOTE
     yield f"build: ggpy {first['build_commit']}"

@@ -17,6 +17,10 @@ class GrammarError(ValueError):
         super().__init__(one_line(message, LONGEST))
 
 
+class GrammarUntried(GrammarError):
+    """A grammar that could not be tried, through no fault of its own: it may be tried again."""
+
+
 class GrammarLibraryMissing(GrammarError, ImportError):
     """llguidance is not installed."""
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..sampling.mask import n_words
 from ..tokenizer import Tokenizer
 from ..util.cores import usable_cores
-from .errors import GrammarError, library, reason
+from .errors import GrammarError, GrammarUntried, library, reason
 from .lark import to_lark
 from .trial import STACK, Trial
 
@@ -137,7 +137,7 @@ class Grammars:
         llama.cpp's notation. "lark": Lark as llguidance reads it. "regex": of the whole text.
 
         GrammarError, a ValueError, says what is wrong with the grammar or not supported; it also is
-        an ImportError without llguidance.
+        an ImportError without llguidance. GrammarUntried, one of its kinds, is worth another try.
         """
         mask = self.known(kind, text)
         if mask is None:
@@ -175,6 +175,8 @@ class Grammars:
             lark = to_lark(kind, text)
             _trial.check(lark)
             return _on_deep_stack(lambda: self._matcher(lark))
+        except GrammarUntried:
+            raise
         except GrammarError as error:
             told = str(error)
             names_it = kind != "json_schema" or "schema" in told

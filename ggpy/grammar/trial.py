@@ -19,7 +19,7 @@ import threading
 from importlib.util import find_spec
 from pathlib import Path
 
-from .errors import GrammarError, library, reason
+from .errors import GrammarError, GrammarUntried, library, reason
 
 SECONDS = 3.0  # of processor time for one grammar
 MEMORY = 1 << 30  # bytes of address space
@@ -40,7 +40,9 @@ class Trial:
         atexit.register(self.close)
 
     def check(self, lark: str) -> None:
-        """GrammarError where llguidance refuses the grammar, or needs too much for it."""
+        """GrammarError where llguidance refuses the grammar, or needs too much for it;
+        GrammarUntried where nothing is known.
+        """
         with self._lock:
             answer = self._ask(json.dumps({"grammar": lark, "seconds": self.seconds}))
         if answer:
@@ -62,7 +64,13 @@ class Trial:
         child = self._child
         assert child.stdin and child.stdout
         clock = self.seconds * (_GRACE if hasattr(signal, "setitimer") else 1.0) + 1.0
-        timer = threading.Timer(clock, child.kill)
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            child.kill()
+
+        timer = threading.Timer(clock, stop)
         timer.start()
         try:
             child.stdin.write(request.encode() + b"\n")
@@ -79,14 +87,19 @@ class Trial:
             wrong = str(json.loads(answer)["error"])
             return reason(wrong) if wrong else ""
         self.close()
-        return self._ended(child.returncode)
+        return self._ended(child.returncode, late.is_set())
 
-    def _ended(self, status: int) -> str:
-        if -status in (getattr(signal, "SIGPROF", 0), getattr(signal, "SIGKILL", 9)):
+    def _ended(self, status: int, late: bool) -> str:
+        """What is wrong, where the process ended without an answer. late: the clock ended it."""
+        if late or -status == getattr(signal, "SIGPROF", None):
             return f"the grammar takes more than {self.seconds:g} s to compile: simplify it"
+        if -status == getattr(signal, "SIGKILL", None):  # by others: the system, which lacks memory
+            raise GrammarUntried("the process that tries the grammar was killed: is memory short?")
         if status < 0:  # a signal: no stack is left, or no memory
             return f"the grammar is too large or too deep to compile: simplify it ({-status})"
-        return f"the grammar cannot be tried: the process for that ended with status {status}"
+        raise GrammarUntried(
+            f"the grammar cannot be tried: the process for that ended with status {status}"
+        )
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -106,4 +119,4 @@ def _start() -> subprocess.Popen[bytes]:
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
     except OSError as error:
-        raise GrammarError(f"no process could be started to try the grammar: {error}") from None
+        raise GrammarUntried(f"no process could be started to try the grammar: {error}") from None

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..chat_formats import ChatFormat, can_write, detect, reasoning_budget, with_written_calls
-from ..grammar import GrammarError
+from ..grammar import GrammarError, GrammarUntried
 from ..model import Model
 from ..runtime.embedding import EUCLIDEAN
 from ..runtime.sequence import ContextOverflow
@@ -309,6 +309,8 @@ class ModelService:
         try:
             known = grammars.known(*given)
             return known or await _in(_COMPILING, grammars.compile, *given)
+        except GrammarUntried as error:
+            raise ApiError(503, str(error), retry_after=RETRY_AFTER) from None
         except GrammarError as error:
             raise ApiError(400, str(error), param=constraint.param) from None
 

@@ -17,7 +17,18 @@ from ggpy.bench import compare_table, report
 from ggpy.bench.kernels import table as kernel_table
 from ggpy.bench.profiling import table as profile_table
 from ggpy.bench.runs import Facts, Result
-from ggpy.bench.table import FIELDS, LLAMA_BENCH, SAMPLES, Machine, Row, lines, rate, row_of
+from ggpy.bench.table import (
+    ABOVE_CPU_NOTE,
+    ABOVE_NOTE,
+    FIELDS,
+    LLAMA_BENCH,
+    SAMPLES,
+    Machine,
+    Row,
+    lines,
+    rate,
+    row_of,
+)
 from ggpy.bench.workload import Test
 
 # The fields of llama-bench's JSON, in its order.
@@ -147,11 +158,12 @@ def test_markdown() -> None:
 
 @pytest.mark.parametrize(("limit_s", "said"), [(0.105, False), (0.12, True)])
 def test_more_than_the_limit_is_remarked(limit_s: float, said: bool) -> None:
-    """A GPU that was busy when its limit was measured; the limit is kept."""
+    """A machine that was busy when its limit was measured; that of a GPU is kept."""
     result = Result(FACTS, Test(512, 0), samples_ns=[10**8] * 3, limit_s=limit_s)
-    for gpu in ("NVIDIA H200", ""):  # a CPU is measured each time
+    for gpu, told in (("NVIDIA H200", ABOVE_NOTE), ("", ABOVE_CPU_NOTE)):
         found = list(lines("md", [row_of(result, replace(MACHINE, gpu=gpu))], []))
-        assert any("--fresh measures it again" in line for line in found) == (said and bool(gpu))
+        remarks = [line for line in found if line.startswith("! above the limit")]
+        assert remarks == ([told] if said else [])
 
 
 # The page

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from grammar.walks import accepts, allowed, random_text
 
-from ggpy.grammar import KINDS, GrammarError, Grammars, kind_and_text, masks
+from ggpy.grammar import KINDS, GrammarError, Grammars, GrammarUntried, kind_and_text, masks
 from ggpy.grammar.lark import to_lark
 from ggpy.grammar.trial import Trial
 from ggpy.sampling import allowed_tokens
@@ -277,6 +277,23 @@ def test_the_process_for_trials_is_started_again(impatient, tokenizer):
     assert impatient._child is not before
     impatient.close()
     assert impatient._child is None
+
+
+def test_a_process_that_others_kill_says_nothing_of_the_grammar(tokenizer, monkeypatch):
+    """The next use of the same grammar tries it again."""
+    trial, slow = Trial(seconds=60), '{"type": "integer", "multipleOf": 99999989}'
+    monkeypatch.setattr(masks, "_trial", trial)
+    grammars = Grammars(tokenizer)
+    try:
+        for text in ("ab", "cd"):
+            grammars.compile("regex", text)
+            timer = threading.Timer(0.3, trial._child.kill)
+            timer.start()
+            with pytest.raises(GrammarUntried, match="was killed: is memory short"):
+                grammars.compile("json_schema", slow)
+            timer.join()
+    finally:
+        trial.close()
 
 
 def test_an_answer_that_is_not_read_is_not_that_to_the_next_grammar(impatient):
