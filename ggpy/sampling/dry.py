@@ -8,6 +8,7 @@ Letters: V vocabulary, n tokens of the history.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from math import log
@@ -17,7 +18,6 @@ import numpy as np
 from .ranking import Logits
 
 MAX_BREAKER_CHARS = 40
-ENDING = 3  # bytes by which tokens are looked up
 MAX_BREAKER_TAIL = 20  # tokens of a breaker sequence after its first one
 MAX_BREAKER_TEXTS = 64
 MAX_BREAKERS = 1 << 18  # token sequences: a few short texts make that many in a large vocabulary
@@ -122,8 +122,43 @@ def tokens_since_breaker(recent: Sequence[int], breakers: Iterable[Sequence[int]
     return len(recent)
 
 
+class Pieces:
+    """The bytes of all tokens, in which texts are looked up."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        every = list(pieces)
+        self._ends = np.cumsum([len(piece) for piece in every])
+        self._text = np.frombuffer(b"".join(every), np.uint8)
+        self._backwards = sorted((piece[::-1], token) for token, piece in enumerate(every))
+
+    @classmethod
+    def of(cls, given: Iterable[bytes] | Pieces) -> Pieces:
+        """The same pieces; the same object where they are Pieces."""
+        return given if isinstance(given, Pieces) else cls(given)
+
+    def containing(self, text: bytes) -> list[int]:
+        """The tokens that contain the text, in order; all of them for none."""
+        if not text:
+            return list(range(len(self._ends)))
+        at = np.flatnonzero(self._text[: max(0, len(self._text) - len(text) + 1)] == text[0])
+        for i, byte in enumerate(text[1:], 1):
+            at = at[self._text[at + i] == byte]
+        tokens = np.searchsorted(self._ends, at, side="right")
+        found: list[int] = np.unique(tokens[at + len(text) <= self._ends[tokens]]).tolist()
+        return found
+
+    def ending_with(self, text: bytes) -> list[int]:
+        """The tokens that end with the text, in no order."""
+        wanted, size = text[::-1], len(text)
+        start = bisect_left(self._backwards, (wanted,))
+        end = bisect_right(self._backwards, wanted, start, key=lambda entry: entry[0][:size])
+        return [token for _, token in self._backwards[start:end]]
+
+
 def breaker_sequences(
-    breakers: Iterable[str], pieces: Sequence[bytes], encode: Callable[[str], Sequence[int]]
+    breakers: Iterable[str],
+    pieces: Iterable[bytes] | Pieces,
+    encode: Callable[[str], Sequence[int]],
 ) -> Breakers:
     """Returns the token sequences in which the text of a breaker may appear.
 
@@ -132,35 +167,19 @@ def breaker_sequences(
     followed by the ids of the rest of the breaker. ValueError for more than MAX_BREAKER_TEXTS
     breakers, or MAX_BREAKERS sequences.
     """
-    breakers = list(breakers)
+    breakers, pieces = list(breakers), Pieces.of(pieces)
     if len(breakers) > MAX_BREAKER_TEXTS:
         raise ValueError(
             f"{len(breakers)} sequence breakers: at most {MAX_BREAKER_TEXTS} are possible"
         )
-    texts = [breaker[:MAX_BREAKER_CHARS] for breaker in breakers]
-    heads = [[text[:i].encode() for i in range(1, len(text))] for text in texts]
-    with_ending = _tokens_by_ending(pieces, {head[-ENDING:] for some in heads for head in some})
-    found: dict[tuple[int, ...], None] = {}
-    for text, some in zip(texts, heads, strict=True):
-        whole = text.encode()
-        containing = {token for token, piece in enumerate(pieces) if whole in piece}
-        sequences: set[tuple[int, ...]] = {(token,) for token in containing}
-        for i, head in enumerate(some, 1):
-            ending = [t for t in with_ending[head[-ENDING:]] if pieces[t].endswith(head)]
-            if ending:
+    found: set[tuple[int, ...]] = set()
+    for text in dict.fromkeys(breaker[:MAX_BREAKER_CHARS] for breaker in breakers):
+        containing = set(pieces.containing(text.encode()))
+        found.update((token,) for token in containing)
+        for i in range(1, len(text)):
+            if ending := pieces.ending_with(text[:i].encode()):
                 tail = tuple(encode(text[i:]))[:MAX_BREAKER_TAIL]
-                sequences.update((token, *tail) for token in ending if token not in containing)
-        found.update(dict.fromkeys(sorted(sequences)))
+                found.update((token, *tail) for token in ending if token not in containing)
         if len(found) > MAX_BREAKERS:
             raise ValueError(f"sequence breakers in over {MAX_BREAKERS} forms: give fewer of them")
-    return Breakers(found)
-
-
-def _tokens_by_ending(pieces: Sequence[bytes], endings: set[bytes]) -> dict[bytes, list[int]]:
-    """Ending, of up to ENDING bytes -> the tokens that have it, in order."""
-    found: dict[bytes, list[int]] = {ending: [] for ending in endings}
-    for n in range(1, ENDING + 1):
-        for token, piece in enumerate(pieces):
-            if len(piece) >= n and (tokens := found.get(piece[-n:])) is not None:
-                tokens.append(token)
-    return found
+    return Breakers(sorted(found))

@@ -6,11 +6,12 @@ in `api` know the forms. Nothing here knows the engine, and no process or socket
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,6 +26,7 @@ from .answers.answer import Answering
 from .answers.merge import cancel_all, merged
 from .api import chat, completions, native
 from .api.chat import More, nothing_more
+from .api.options import are_quick
 from .errors import RETRY_AFTER, ApiError
 from .events import AnswerOptions, ChatRequest, Event, Finished
 from .fields import Fields
@@ -34,6 +36,8 @@ from .http.sse import PING, DirectSend, EventStream, while_connected
 from .metrics import Metrics
 from .service import ModelService
 from .settings import ServerSettings
+
+Call = TypeVar("Call")
 
 BODY_SECONDS = 120.0  # for a request's body, whatever --timeout says
 
@@ -56,6 +60,12 @@ class Server:
             raise ApiError(503, "the model is being loaded", retry_after=RETRY_AFTER)
         return self.service
 
+    async def read(self, reader: Callable[..., Call], body: Fields, *args: Any) -> Call:
+        """reader(body, *args), in another thread if its options may take long to read."""
+        if are_quick(body):
+            return reader(body, *args)
+        return await asyncio.to_thread(reader, body, *args)
+
     async def body(self, request: Request) -> Fields:
         """The JSON object of a request."""
         timeout = min(BODY_SECONDS, self.settings.timeout)
@@ -66,7 +76,7 @@ class Server:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
         service, body = self.ready(), await self.body(request)
-        call = chat.read_chat(body, service.tokenizer, *self._defaults())
+        call = await self.read(chat.read_chat, body, service.tokenizer, *self._defaults())
         ping, verbose = read_ping(body), body.flag("verbose", self.settings.verbose)
         with chat.named_as_given(call):
             answers = await service.chat_all(call.request, client_of(request), call.n)
@@ -86,7 +96,8 @@ class Server:
         service, body = self.ready(), await self.body(request)
         options, default = self._defaults()
         default = completions.DEFAULT_TOKENS if default is None else default
-        call = completions.read_completion(body, service.tokenizer, options, default)
+        reader = completions.read_completion
+        call = await self.read(reader, body, service.tokenizer, options, default)
         ping, verbose = read_ping(body), body.flag("verbose", self.settings.verbose)
         answers = await service.complete_all(call.prompts, call.options, client_of(request), call.n)
         events, id = self._counted(answers), new_id("cmpl-")
@@ -104,7 +115,7 @@ class Server:
     async def completion(self, request: Request) -> Response:
         """POST /completion"""
         service, body = self.ready(), await self.body(request)
-        options = native.read_options(body, service.tokenizer, *self._defaults())
+        options = await self._options(body)
         return await self._native(
             request, body, native.read_native(body, service.tokenizer, options)
         )
@@ -112,11 +123,14 @@ class Server:
     async def infill(self, request: Request) -> Response:
         """POST /infill"""
         service, body = self.ready(), await self.body(request)
-        options = native.read_options(body, service.tokenizer, *self._defaults())
+        options = await self._options(body)
         most = service.engine.n_ctx - 2 * (options.max_tokens or 0)  # as llama-server leaves it
         prompt = service.infill.prompt(body, most)
         call = native.read_native(body, service.tokenizer, options, prompt)
         return await self._native(request, body, call)
+
+    async def _options(self, body: Fields) -> AnswerOptions:
+        return await self.read(native.read_options, body, self.ready().tokenizer, *self._defaults())
 
     async def _native(self, request: Request, body: Fields, call: native.NativeCall) -> Response:
         service, ping = self.ready(), read_ping(body)
@@ -170,7 +184,7 @@ class Server:
     async def apply_template(self, request: Request) -> Response:
         """POST /apply-template"""
         service, body = self.ready(), await self.body(request)
-        call = chat.read_chat(body, service.tokenizer, *self._defaults())
+        call = await self.read(chat.read_chat, body, service.tokenizer, *self._defaults())
         return JsonAnswer({"prompt": await service.render(call.request)})
 
     # State

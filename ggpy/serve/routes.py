@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -61,7 +62,7 @@ class FurtherApis:
         """POST /v1/messages"""
         server = self.server
         service, body = server.ready(), await server.body(request)
-        call = anthropic.read(body, service)
+        call = await server.read(anthropic.read, body, service)
         events, answer = await server.answer(call.request, client_of(request))
         if call.stream:
             chunks = anthropic.stream(events, service.model_name, Usage(answer.n_prompt))
@@ -71,7 +72,8 @@ class FurtherApis:
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens"""
         service, body = self.server.ready(), await self.server.body(request)
-        call = anthropic.read(body, service, counting=True)
+        reader = partial(anthropic.read, counting=True)
+        call = await self.server.read(reader, body, service)
         n = await service.count_chat_tokens(call.request)
         return JsonAnswer(anthropic.token_count(n))
 
@@ -79,7 +81,7 @@ class FurtherApis:
         """POST /v1/responses"""
         server = self.server
         service, body = server.ready(), await server.body(request)
-        call = responses.read(body, service, server.settings.max_tokens)
+        call = await server.read(responses.read, body, service, server.settings.max_tokens)
         events, answer = await server.answer(call.request, client_of(request))
         if call.stream:
             so_far = answer.so_far if call.timed else None
@@ -91,14 +93,16 @@ class FurtherApis:
     async def input_tokens(self, request: Request) -> Response:
         """POST /v1/responses/input_tokens"""
         service, body = self.server.ready(), await self.server.body(request)
-        n = await service.count_chat_tokens(responses.read(body, service).request)
+        call = await self.server.read(responses.read, body, service)
+        n = await service.count_chat_tokens(call.request)
         return JsonAnswer(responses.token_count(n))
 
     async def chat_tokens(self, request: Request) -> Response:
         """POST /v1/chat/completions/input_tokens"""
         service, body = self.server.ready(), await self.server.body(request)
         settings = self.server.settings
-        call = chat.read_chat(body, service.tokenizer, settings.sampling, settings.max_tokens)
+        defaults = settings.sampling, settings.max_tokens
+        call = await self.server.read(chat.read_chat, body, service.tokenizer, *defaults)
         n = await service.count_chat_tokens(call.request)
         return JsonAnswer(responses.token_count(n))
 

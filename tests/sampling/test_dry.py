@@ -87,8 +87,9 @@ def test_breaker_sequences_are_those_of_every_token() -> None:
             else:
                 ending = [h for h in heads if piece.endswith(h.encode())]
                 wanted |= {(token, *text.removeprefix(h).encode()) for h in ending}
-        found = dry.breaker_sequences([text], pieces, lambda rest: list(rest.encode()))
-        assert set(found) == wanted and len(found) == len(wanted)
+        for vocabulary in (pieces, dry.Pieces(pieces)):
+            found = dry.breaker_sequences([text], vocabulary, lambda rest: list(rest.encode()))
+            assert set(found) == wanted and len(found) == len(wanted)
 
 
 def test_texts_in_too_many_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,13 @@ ALIASES = {
 }
 
 
+def are_quick(body: Fields) -> bool:
+    """Whether no option needs a search in the vocabulary, or text that becomes tokens."""
+    return not any(
+        name in body for name in ("logit_bias", "dry_multiplier", "dry_sequence_breakers")
+    )
+
+
 def answer_options(
     body: Fields,
     tokenizer: Tokenizer,

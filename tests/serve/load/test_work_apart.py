@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from running_server import RunningServer, eventually, idle, running
 
+from ggpy.grammar import GrammarUntried
 from ggpy.serve.answers.worker import EngineWorker
 
 
@@ -80,6 +81,37 @@ def test_it_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 'path="/v1/embeddings",status="499"} 1' in counted.replace(", ", ",")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/chat/completions/input_tokens", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/apply-template", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/completion", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/responses/input_tokens", {"input": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_breakers_are_looked_up_apart_from_the_event_loop(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    """A large vocabulary takes half a second, in which other answers go on."""
+    in_loop: list[bool] = []
+
+    def breakers(texts: Any, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+        in_loop.append(asyncio._get_running_loop() is not None)
+        return ((1,),)
+
+    monkeypatch.setattr("ggpy.serve.api.options.dry_breakers", breakers)
+    wanted = {"max_tokens": 1, "dry_multiplier": 0.5, "dry_sequence_breakers": ["a"]}
+    answer = server.post(path, model="llama", **body, **wanted)
+    assert answer.status_code == 200, answer.text
+    assert in_loop == [False]
+
+
 def test_logits_that_are_nan_are_not_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     with running() as server:
         plain = server.engine.ops.sample
@@ -88,6 +120,23 @@ def test_logits_that_are_nan_are_not_the_clients_fault(monkeypatch: pytest.Monke
         for more in ({}, {"ignore_eos": True}, {"logit_bias": [[5, False]]}):
             answer = server.post("/completion", prompt="a", n_predict=3, **more)
             assert answer.status_code == 500 and "highest logit is nan" in answer.text
+
+
+def test_a_grammar_that_could_not_be_tried_may_be_tried_again(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compile(*given: Any) -> Any:
+        raise GrammarUntried("the process that tries the grammar was killed: is memory short?")
+
+    service = server.process.server.service
+    assert service is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(service.model.grammars, "compile", compile)
+        answer = server.post("/completion", prompt="a", n_predict=2, grammar='root ::= "xyz"')
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert "is memory short?" in answer.json()["error"]["message"]
+    answer = server.post("/completion", prompt="a", n_predict=2, grammar='root ::= "xyz"')
+    assert answer.status_code == 200
 
 
 def test_biases_that_forbid_all_are() -> None:
