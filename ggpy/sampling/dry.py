@@ -129,7 +129,10 @@ class Pieces:
         every = list(pieces)
         self._ends = np.cumsum([len(piece) for piece in every])
         self._text = np.frombuffer(b"".join(every), np.uint8)
-        self._backwards = sorted((piece[::-1], token) for token, piece in enumerate(every))
+        backwards = [piece[::-1] for piece in every]
+        order = sorted(range(len(every)), key=backwards.__getitem__)
+        self._backwards = [backwards[token] for token in order]
+        self._order = np.array(order, np.int32)
 
     @classmethod
     def of(cls, given: Iterable[bytes] | Pieces) -> Pieces:
@@ -150,9 +153,10 @@ class Pieces:
     def ending_with(self, text: bytes) -> list[int]:
         """The tokens that end with the text, in no order."""
         wanted, size = text[::-1], len(text)
-        start = bisect_left(self._backwards, (wanted,))
-        end = bisect_right(self._backwards, wanted, start, key=lambda entry: entry[0][:size])
-        return [token for _, token in self._backwards[start:end]]
+        start = bisect_left(self._backwards, wanted)
+        end = bisect_right(self._backwards, wanted, start, key=lambda piece: piece[:size])
+        found: list[int] = self._order[start:end].tolist()
+        return found
 
 
 def breaker_sequences(
