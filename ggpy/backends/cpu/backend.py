@@ -97,7 +97,7 @@ class Cpu(Reference):
         n_batch = super().plan_memory(demand)
         for tensor, role in demand.weights:
             if _has_kernels_for(tensor, role):
-                kernels.prepare(tensor.format, self.activations)
+                kernels.prepare(tensor.format, self.activations, len(tensor.shape) > 2)
         kernels.prepare_common(any(len(tensor.shape) > 2 for tensor, _ in demand.weights))
         _prepare_cache(demand.cache(n_batch))
         return n_batch

@@ -19,7 +19,7 @@ from .jobs import FEW_BYTES, FEW_FLOATS, BlockRows, JobList, Pairs, rounded_up
 from .layers import address_of_vector, affine, gated_rows, is_read, normalised
 from .matrix import MappedMatrix
 from .pool import address_of
-from .sizes import ACTIVATIONS, PITCH, SCORES, f32_bits
+from .sizes import ACTIVATIONS, GROUP_BYTES, PITCH, SCORES, WHOLE_PITCH, f32_bits
 
 MAX_VECTORS = 4  # vectors of 16 columns (pairs) in a block
 WAVE_BYTES = 8 << 20  # of columns that are packed at a time
@@ -213,17 +213,37 @@ def wave(p: JobList, ffn: MoE, at: Routed, groups: Grouped, y: int) -> None:
     packed = p.buffers.bytes("packed pairs", 64 * v * n_blocks * k)
     given = [at.inputs, 4 * k, k, lanes, at.pairs.count // at.columns]
     p.add("pack_pairs", v * n_blocks, packed, 64 * k, *given, grain=1)
-    gate, rows = by_blocks(p, e.w_gate.blocks, packed, groups, "gate of pairs")
-    up, _ = by_blocks(p, e.w_up.blocks, packed, groups, "up of pairs")
+    x = columns_of(p, [e.w_gate, e.w_up], packed, v * n_blocks)
+    gate, rows = by_blocks(p, e.w_gate.blocks, x, groups, "gate of pairs")
+    up, _ = by_blocks(p, e.w_up.blocks, x, groups, "up of pairs")
     h = p.buffers.bytes("h of pairs", 64 * v * n_blocks * size)
     given = [gate, up, rows, v, size, ACTIVATIONS[e.activation]]
     given += [rows_of(p, e.b_gate), rows_of(p, e.b_up), blocks]
     p.add("gated_blocks", v * n_blocks, h, 64 * size, *given, grain=1)
-    out, rows = by_blocks(p, e.w_down.blocks, h, groups, "down of pairs")
+    x = columns_of(p, [e.w_down], h, v * n_blocks)
+    out, rows = by_blocks(p, e.w_down.blocks, x, groups, "down of pairs")
     p.add("unpack_pairs", v * n_blocks, 0, 0, out, rows, v, width, lanes, y, grain=1)
 
 
-def by_blocks(p: JobList, w: BlockRows, x: int, groups: Grouped, name: str) -> tuple[int, int]:
+@dataclass(frozen=True)
+class Columns:
+    """Addresses of packed columns in float32 and as whole numbers; 0 if no matrix takes these."""
+
+    floats: int
+    whole: int
+
+
+def columns_of(p: JobList, matrices: list[MappedMatrix], packed: int, vectors: int) -> Columns:
+    """Packed columns for these matrices of one K, of which some may take whole numbers."""
+    if not any(p.in_whole(m.blocks) for m in matrices):
+        return Columns(packed, 0)
+    k = matrices[0].blocks.k
+    whole = p.buffers.bytes("whole pairs", GROUP_BYTES * vectors * (k // 32))
+    p.rounded(packed, vectors, k, whole)
+    return Columns(packed, whole)
+
+
+def by_blocks(p: JobList, w: BlockRows, x: Columns, groups: Grouped, name: str) -> tuple[int, int]:
     """(address of out[B, rows, V, 16], rows) of packed columns; rows is N or somewhat more."""
     v, n_blocks = groups.vectors, len(groups.blocks)
     wanted = 4 * p.pool.n_threads
@@ -231,8 +251,13 @@ def by_blocks(p: JobList, w: BlockRows, x: int, groups: Grouped, name: str) -> t
     panels = -(-w.n // item_rows)
     nbytes = item_rows * 64 * v
     out = p.buffers.bytes(name, n_blocks * panels * nbytes + 64)
-    given = [w.address, w.row_bytes, w.n, w.k, kernels.expand(w.format), x, v, item_rows, panels]
-    given.append(address_of(groups.blocks))
-    private = item_rows * PITCH + 512
-    p.add("multiply_blocks", n_blocks * panels, out, nbytes, *given, grain=1, private=private)
+    of_rows, of_items = (w.address, w.row_bytes, w.n, w.k), (v, item_rows, panels)
+    blocks = address_of(groups.blocks)
+    if p.in_whole(w):
+        kernel, pitch, of_x = kernels.whole("blocks", w.format), WHOLE_PITCH, [x.whole]
+    else:
+        kernel, pitch = kernels.common("multiply_blocks"), PITCH
+        of_x = [kernels.expand(w.format), x.floats]
+    given = *of_rows, *of_x, *of_items, blocks
+    p.add_kernel(kernel, n_blocks * panels, out, nbytes, given, 1, item_rows * pitch + 512)
     return out, panels * item_rows

@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 from ...formats.base import Format
 from . import kernels
 from .pool import ThreadPool, address_of, aligned
-from .sizes import JOB, LANES, LARGEST, MAX_CHUNKS, PITCH, column_bytes
+from .sizes import (
+    GROUP_BYTES,
+    JOB,
+    LANES,
+    LARGEST,
+    MAX_CHUNKS,
+    PITCH,
+    WHOLE_PITCH,
+    column_bytes,
+)
 
 FEW_BYTES = 5  # the most columns that are multiplied one by one, as whole numbers
 FEW_FLOATS = 3  # the most in float32
@@ -107,9 +116,9 @@ class JobList:
         """Adds a job of a common kernel. width: bytes of an item's results at `out`; 0: the kernel
         writes to other places by itself. grain: items of a chunk. private: bytes of its scratch.
         """
-        self._add(kernels.common(name), n_items, out, width, arguments, grain, private)
+        self.add_kernel(kernels.common(name), n_items, out, width, arguments, grain, private)
 
-    def _add(
+    def add_kernel(
         self,
         function: int,
         n_items: int,
@@ -119,6 +128,7 @@ class JobList:
         grain: int = 0,
         private: int = 0,
     ) -> None:
+        """Adds a job of the kernel at the address `function`; see `add`."""
         if self._packed is not None and self._packed[1] == out:
             self._packed = None  # x changes, so its packed form is stale
         grain = max(grain or self.pool.chunk(n_items), -(-n_items // MAX_CHUNKS))
@@ -200,17 +210,26 @@ class JobList:
             blocks = m.k // m.format.block_size
             arguments = m.address, m.row_bytes, blocks, of_item, column, padded, q, *of_experts
             function = kernels.dot(m.format, self.activations)
-            self._add(function, n_items, out, 4 * of_item, arguments, grain)
+            self.add_kernel(function, n_items, out, 4 * of_item, arguments, grain)
         else:
             expand = kernels.expand(m.format)
             arguments = m.address, m.row_bytes, m.k, of_item, 4 * m.k, x, expand, *of_experts
             private = 4 * rounded_up(m.k, 64) + 256
             few = kernels.common("multiply_few")
-            self._add(few, n_items, out, 4 * of_item, arguments, grain, private)
+            self.add_kernel(few, n_items, out, 4 * of_item, arguments, grain, private)
 
     def in_bytes(self, m: BlockRows) -> bool:
         """Whether few columns are rounded to whole numbers for this matrix."""
         return self.activations != "f32" and m.has_dot
+
+    def in_whole(self, m: BlockRows) -> bool:
+        """Whether many columns are rounded to whole numbers for this matrix."""
+        return m.has_dot and kernels.multiplies_whole(self.activations)
+
+    def rounded(self, packed: int, vectors: int, k: int, out: int) -> None:
+        """out: packed columns as whole numbers."""
+        nbytes = GROUP_BYTES * (k // 32)
+        self.add("round_columns", vectors, out, nbytes, packed, k, grain=1)
 
     def _quantized(self, x: int, columns: int, k: int, padded: int, nbytes: int) -> int:
         """The address of the columns as whole numbers (see sizes.py), which a job makes."""
@@ -224,27 +243,27 @@ class JobList:
     def _gemm(self, m: BlockRows, x: int, columns: int, out: int) -> None:
         vectors = -(-columns // LANES)
         packed = self.buffers.bytes("packed", 64 * vectors * m.k)
-        if self._packed != ("packed", x):
+        if self._packed not in (("packed", x), ("whole", x)):
             given = x, 4 * m.k, columns, m.k
             self.add("pack_columns", vectors, packed, 64 * m.k, *given, grain=1)
             self._packed = "packed", x
+        is_whole = self.in_whole(m)
+        if is_whole:
+            whole = self.buffers.bytes("whole", GROUP_BYTES * vectors * (m.k // 32))
+            if self._packed != ("whole", x):
+                self.rounded(packed, vectors, m.k, whole)
+                self._packed = "whole", x
         wanted = 4 * self.pool.n_threads
         rows = next((r for r in (96, 48) if m.n // r >= wanted), 24)
         items = -(-m.n // rows)
         y = self.buffers.bytes("gemm", items * rows * 64 * vectors + 64)
-        arguments = (
-            m.address,
-            m.row_bytes,
-            m.n,
-            m.k,
-            kernels.expand(m.format),
-            packed,
-            vectors,
-            rows,
-        )
-        private = rows * PITCH + 512
-        width = rows * 64 * vectors
-        self.add("multiply_rows", items, y, width, *arguments, grain=1, private=private)
+        if is_whole:
+            kernel, pitch, of_x = kernels.whole("rows", m.format), WHOLE_PITCH, [whole]
+        else:
+            kernel, pitch = kernels.common("multiply_rows"), PITCH
+            of_x = [kernels.expand(m.format), packed]
+        given = m.address, m.row_bytes, m.n, m.k, *of_x, vectors, rows
+        self.add_kernel(kernel, items, y, rows * 64 * vectors, given, 1, rows * pitch + 512)
         self.add("unpack_columns", vectors, out, 64 * m.n, y, 64 * vectors, m.n, grain=1)
 
 

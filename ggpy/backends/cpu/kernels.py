@@ -10,12 +10,13 @@ from functools import cache
 
 from ...formats.base import Format
 from .compiled import address, is_stored
+from .processor import dot_level
 
 KERNELS = (
     *("add_up", "quantize_columns", "pack_columns", "unpack_columns", "multiply_rows"),
     *("multiply_few", "normalise_rows", "add_rows", "add_bias", "normalise_heads", "turn_heads"),
     *("scale_rows", "gated", "gate_inputs", "spread", "write_pages", "attend_token"),
-    *("attend_block",),
+    *("attend_block", "round_columns"),
 )
 OF_EXPERTS = (
     *("route", "weigh_rows", "add_chosen", "gate_rows", "combine", "pack_pairs"),
@@ -66,8 +67,24 @@ def dot(format: Format, activations: str) -> int:
     return address(f"dot {format.name} {activations}")
 
 
-def prepare(format: Format, activations: str) -> None:
+def multiplies_whole(activations: str) -> bool:
+    """Whether many columns are multiplied as whole numbers: with VNNI of 512 bits, where 8 bits are
+    enough for few of them.
+    """
+    return activations == "q8" and dot_level() == "vnni512"
+
+
+def whole(kind: str, format: Format) -> int:
+    """The address of the kernel for many columns as whole numbers; kind: "rows", or "blocks" of
+    experts.
+    """
+    return address(f"{kind} {format.name}")
+
+
+def prepare(format: Format, activations: str, of_experts: bool = False) -> None:
     """Compiles the kernels that products with the format need."""
     expand(format)
     if activations != "f32" and has_dot(format):
         dot(format, activations)
+        if multiplies_whole(activations):
+            whole("blocks" if of_experts else "rows", format)

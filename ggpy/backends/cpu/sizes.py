@@ -28,6 +28,16 @@ def column_bytes(padded: int) -> int:
     return 3 * padded + padded // 8 + padded // 4
 
 
+# Many columns as whole numbers. A row of a panel has BLOCK_K codes less their offset as int16, then
+# up to 16 scales and 16 minimums f32. 32 numbers of 16 columns, a group, have pairs of neighbours
+# as int16 [16][column], a scale [column] f32, and sums times the scale [3][column]: of the first 16
+# numbers, of the last 16, and of all.
+OF_SCALES, OF_MINIMUMS = 2 * BLOCK_K, 2 * BLOCK_K + 64
+WHOLE_PITCH = 2 * BLOCK_K + 3 * 64  # an odd number of cache lines
+LARGEST_WORD = 2**15 - 1
+OF_COLUMN_SCALES, OF_COLUMN_SUMS, GROUP_BYTES = 1024, 1088, 1280
+
+
 def f32_bits(number: float) -> int:
     """The bits of a number as f32: how kernels take one."""
     return int(struct.unpack("<I", struct.pack("<f", number))[0])

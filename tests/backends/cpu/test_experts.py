@@ -68,7 +68,7 @@ def assert_near(found: np.ndarray, expected: np.ndarray, tolerance: float) -> No
     assert np.abs(found - expected).max() < tolerance * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("activations", ["f32", "q16"])
+@pytest.mark.parametrize("activations", ["f32", "q16", "q8"])
 def test_bits_are_the_same_for_any_number_of_threads(activations: str) -> None:
     form = Form(X=5, J=3, D=160, F=224, bias=True, shared="gated", normalise=True)
     found: dict[int, list[np.ndarray]] = {}

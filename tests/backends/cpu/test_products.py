@@ -86,6 +86,22 @@ def test_products_equal_numpys(name: str, few: dict[str, Cpu]) -> None:
                 assert error < TOLERANCE[activations], (activations, n, k, t)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_many_columns_of_q8_lose_less_than_8_bits(name: str, few: dict[str, Cpu]) -> None:
+    """They are multiplied in float32, or with VNNI as whole numbers of 16 bits: one vector of
+    columns, and an odd number of them.
+    """
+    format = by_name(name)
+    for n, k in ((37, 3 * max(format.block_size, 32)), (130, 1024)):
+        w = tensor(format, n, k)
+        matrix = few["q8"].weight(w, Role("F D"))
+        for t in (6, 33, 64):
+            x = columns(t, k)
+            expected = x.astype(np.float64) @ format.dequantize(w.data).astype(np.float64).T
+            error = np.abs(matrix.multiply(x) - expected).max() / np.abs(expected).max()
+            assert error < TOLERANCE["q16"] / 2, (n, k, t)
+
+
 def test_one_scale_of_a_matrix_or_of_each_expert(few: dict[str, Cpu]) -> None:
     """As NVFP4 has them; the blocks stay as they are."""
     w, ops = tensor(by_name("NVFP4"), 48, 128), few["f32"]
@@ -113,8 +129,10 @@ def test_activations_are_as_exact_as_they_say(few: dict[str, Cpu]) -> None:
     assert error["f32"] < error["q16"] < error["q8"] / 50
 
 
-@pytest.mark.parametrize("t", [1, 3, 33])
-def test_bits_are_the_same_for_any_number_of_threads(pool: ThreadPool, t: int) -> None:
+@pytest.mark.parametrize(("t", "activations"), [(1, "q16"), (3, "q16"), (33, "q16"), (33, "q8")])
+def test_bits_are_the_same_for_any_number_of_threads(
+    pool: ThreadPool, t: int, activations: str
+) -> None:
     for name in ("Q8_0", "Q4_K", "F16"):
         format, k = by_name(name), 512
         w = tensor(format, 700, k).data
@@ -124,7 +142,7 @@ def test_bits_are_the_same_for_any_number_of_threads(pool: ThreadPool, t: int) -
             source = buffers.floats("source", t, k)
             buffers.view("source", t, k)[:] = columns(t, k)
             out = aligned(4 * 700 * (t + 16)).view(np.float32)
-            program = JobList(threads, buffers, "q16")
+            program = JobList(threads, buffers, activations)
             program.product(BlockRows(format, w, k), source, t, address_of(out))
             threads.begin()
             for _ in range(5):
@@ -135,15 +153,17 @@ def test_bits_are_the_same_for_any_number_of_threads(pool: ThreadPool, t: int) -
         np.testing.assert_array_equal(*results)
 
 
-@pytest.mark.parametrize("t", [1, 33])
-def test_columns_that_changed_in_their_place_are_read_again(pool: ThreadPool, t: int) -> None:
+@pytest.mark.parametrize(("t", "activations"), [(1, "q16"), (33, "q16"), (33, "q8")])
+def test_columns_that_changed_in_their_place_are_read_again(
+    pool: ThreadPool, t: int, activations: str
+) -> None:
     """Products know what they have of x as whole numbers, or as columns."""
     format, k = by_name("Q8_0"), 256
     rows = BlockRows(format, tensor(format, 64, k).data, k)
     buffers = Buffers(pool)
     x, other = buffers.floats("x", t, k), buffers.floats("other", t, k)
     outs = [aligned(4 * 64 * (t + 16)).view(np.float32) for _ in range(2)]
-    program = JobList(pool, buffers, "q16")
+    program = JobList(pool, buffers, activations)
     program.product(rows, x, t, address_of(outs[0]))
     program.add("gated", t * k // 16, x, 64, x, other, ACTIVATIONS["silu"])
     program.product(rows, x, t, address_of(outs[1]))
@@ -154,19 +174,25 @@ def test_columns_that_changed_in_their_place_are_read_again(pool: ThreadPool, t:
 
 
 def test_large_and_odd_activations(few: dict[str, Cpu]) -> None:
-    """Zeros, numbers whose scale's inverse is infinite, and one NaN, which stays in its column."""
+    """Zeros, numbers whose scale's inverse is infinite, and one that is none, which stays in its
+    column.
+    """
     w = tensor(by_name("Q8_0"), 64, 64)
     for activations, ops in few.items():
         matrix = ops.weight(w, Role("F D"))
         assert not matrix.multiply(np.zeros((1, 64), np.float32)).any()
         tiny = matrix.multiply(np.full((1, 64), 1e-42, np.float32))
         assert np.abs(tiny).max() < 1e-38, activations
-        x = columns(2, 64)
-        clean = matrix.multiply(x)
-        x[0, 5] = np.nan
-        spoiled = matrix.multiply(x)
-        np.testing.assert_array_equal(spoiled[1], clean[1])
-        assert np.isnan(spoiled[0]).all(), activations
+        many = matrix.multiply(np.zeros((20, 64), np.float32))
+        assert not many.any() and not np.isnan(many).any()
+        assert np.abs(matrix.multiply(np.full((20, 64), 1e-42, np.float32))).max() < 1e-38
+        for n, odd in ((2, np.nan), (20, np.nan), (20, np.inf)):
+            x = columns(n, 64)
+            clean = matrix.multiply(x)
+            x[0, 5] = odd
+            spoiled = matrix.multiply(x)
+            np.testing.assert_array_equal(spoiled[1:], clean[1:])
+            assert not np.isfinite(spoiled[0]).any(), activations
 
 
 def test_a_format_without_kernels_is_dequantised(few: dict[str, Cpu]) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from ....formats import by_name
-from . import attention, chunks, delta, elementwise, experts, gemm, kv_pages, products
+from . import attention, chunks, delta, elementwise, experts, gemm, kv_pages, products, whole
 from .blocks import declaration, expansion
 
-MODULES = (attention, chunks, delta, elementwise, experts, gemm, kv_pages, products)
+MODULES = (attention, chunks, delta, elementwise, experts, gemm, kv_pages, products, whole)
 ROWS_OF = {
     **{32: products.row_of_pairs, 64: products.row_of_64s, 128: products.row_of_128s},
     256: products.row_of_superblocks,
@@ -21,13 +21,20 @@ EXPANDS = {
     **{32: expansion.of_pairs, 64: expansion.of_64s, 128: expansion.of_128s},
     256: expansion.of_superblocks,
 }
+WHOLE_EXPANDS = {
+    **{32: expansion.whole_of_pairs, 64: expansion.whole_of_64s, 128: expansion.whole_of_128s},
+    256: expansion.whole_of_superblocks,
+}
+WHOLE_KERNELS = {"rows": whole.rows, "blocks": whole.blocks}
 
 
 def function(name: str) -> Any:
-    """The njit function of this name: "dot FORMAT ACTIVATIONS" and "expand FORMAT" are made for the
-    format, any other is a function of one of MODULES.
+    """The njit function of this name: "dot FORMAT ACTIVATIONS", "rows FORMAT", "blocks FORMAT" and
+    "expand FORMAT" are made for the format, any other is a function of one of MODULES.
     """
     kind, _, rest = name.partition(" ")
+    if kind in WHOLE_KERNELS:
+        return _whole(kind, rest)
     if kind == "dot":
         return _dot(*rest.split())
     if kind == "expand":
@@ -45,6 +52,15 @@ def _dot(name: str, activations: str) -> Any:
     d = declaration(format)
     assert d is not None, f"{name} has no blocks"
     return products.rows_of_bytes(ROWS_OF[format.block_size](d, format.nbytes, activations))
+
+
+def _whole(kind: str, name: str) -> Any:
+    format = by_name(name)
+    d = declaration(format)
+    assert d is not None, f"{name} has no blocks"
+    group = {32: 32, 64: 16, 128: 32}.get(format.block_size, d.group)
+    expand = WHOLE_EXPANDS[format.block_size](d, format.nbytes)
+    return WHOLE_KERNELS[kind](expand, whole.panel_of(group, d.minimums is not None))
 
 
 def _expand(name: str) -> Any:

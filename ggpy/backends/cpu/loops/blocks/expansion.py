@@ -11,6 +11,7 @@ from typing import Any
 
 from numba import njit
 
+from ...sizes import OF_MINIMUMS, OF_SCALES
 from .. import simd
 from .declared import Declaration
 
@@ -126,6 +127,82 @@ def of_superblocks(d: Declaration, nbytes: int) -> Any:
             four(c, s, m, zero, out + 512, c0, c1, c2, c3)
             four(d, s, m, zero, out + 768, d0, d1, d2, d3)
             out += 1024
+
+    return expand
+
+
+# Whole numbers: a row of a panel, as sizes.py describes it.
+
+
+def whole_of_pairs(d: Declaration, nbytes: int) -> Any:
+    """expand for blocks of 32, two at a time."""
+    codes, scales, minimums, words = d.codes, d.scales, d.minimums, simd.words(d.offset)
+    has_minimum = minimums is not None
+    minimums = minimums or scales
+
+    @njit
+    def expand(row, first, n, out):
+        last = row + ((first + n) // 32 - 1) * nbytes
+        for i in range((n + 63) // 64):
+            p = row + (first // 32 + 2 * i) * nbytes
+            q = min(p + nbytes, last)
+            simd.store(out + 128 * i, words(codes(p, q)))
+            simd.store(out + OF_SCALES + 8 * i, scales(p, q))
+            if has_minimum:
+                simd.store(out + OF_MINIMUMS + 8 * i, minimums(p, q))
+
+    return expand
+
+
+def whole_of_64s(d: Declaration, nbytes: int) -> Any:
+    """expand for blocks of 64."""
+    codes, scales, words = d.codes, d.scales, simd.words(d.offset)
+
+    @njit
+    def expand(row, first, n, out):
+        for i in range(n // 64):
+            p = row + (first // 64 + i) * nbytes
+            simd.store(out + 128 * i, words(codes(p)))
+            simd.store(out + OF_SCALES + 16 * i, scales(p))
+
+    return expand
+
+
+def whole_of_128s(d: Declaration, nbytes: int) -> Any:
+    """expand for blocks of 128 with one scale."""
+    codes, scales, words = d.codes, d.scales, simd.words(d.offset)
+    four = simd.lanes(0, 0, 0, 0)
+
+    @njit
+    def expand(row, first, n, out):
+        for i in range(n // 128):
+            p = row + (first // 128 + i) * nbytes
+            a, b = codes(p)
+            simd.store(out + 256 * i, words(a))
+            simd.store(out + 256 * i + 128, words(b))
+            simd.store(out + OF_SCALES + 16 * i, four(scales(p)))
+
+    return expand
+
+
+def whole_of_superblocks(d: Declaration, nbytes: int) -> Any:
+    """expand for blocks of 256."""
+    codes, scales, minimums, words = d.codes, d.scales, d.minimums, simd.words(d.offset)
+    has_minimum = minimums is not None
+    minimums = minimums or scales
+
+    @njit
+    def expand(row, first, n, out):
+        for i in range(n // 256):
+            p = row + (first // 256 + i) * nbytes
+            a, b, c, d = codes(p)
+            simd.store(out, words(a))
+            simd.store(out + 128, words(b))
+            simd.store(out + 256, words(c))
+            simd.store(out + 384, words(d))
+            simd.store(out + OF_SCALES, scales(p))
+            if has_minimum:
+                simd.store(out + OF_MINIMUMS, minimums(p))
 
     return expand
 

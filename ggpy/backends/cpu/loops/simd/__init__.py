@@ -19,6 +19,7 @@ from .arithmetic import (
     first,
     fma,
     greatest,
+    inverse_or_zero,
     joined,
     lanes,
     larger,
@@ -47,10 +48,12 @@ from .conversion import (
     load_f16,
     low_bytes,
     narrowed,
+    pairs,
     rounded,
     to_f32,
     u8_to_f32,
     widened,
+    words,
 )
 from .memory import (
     call_expand,
@@ -68,7 +71,7 @@ from .memory import (
     store_i32,
     transpose,
 )
-from .products import dot, lookup, wide_dot
+from .products import dot, dot_of_words, lookup, wide_dot
 from .tables import number_of, points
 from .vector import Vector, broadcast, call, op
 
@@ -92,6 +95,7 @@ __all__ = [
     "div",
     "dot",
     "dot_level",
+    "dot_of_words",
     "exp",
     "f16_of",
     "f32_bits",
@@ -102,6 +106,7 @@ __all__ = [
     "from_bf16",
     "greatest",
     "i8_to_f32",
+    "inverse_or_zero",
     "joined",
     "lanes",
     "larger",
@@ -122,6 +127,7 @@ __all__ = [
     "one_lane",
     "op",
     "pair",
+    "pairs",
     "points",
     "prefetch",
     "rounded",
@@ -140,6 +146,7 @@ __all__ = [
     "widened",
     "with_number",
     "within",
+    "words",
     "zeros",
     "zeros_of",
 ]

@@ -73,6 +73,12 @@ def _total(builder: Any, value: Any, type: Vector) -> Any:
     return _halved(builder, value, type.lanes, builder.fadd)
 
 
+def _inverse_or_zero(builder: Any, value: Any, _: Any) -> Any:
+    inverse = builder.fdiv(constant(value.type, 1.0), value)
+    inside = builder.fcmp_ordered("<=", inverse, constant(value.type, 3e38))  # not of 0 or NaN
+    return builder.select(inside, inverse, ir.Constant(value.type, None))
+
+
 def _halved(builder: Any, value: Any, lanes: int, combine: Callable[[Any, Any], Any]) -> Any:
     while lanes > 1:
         lanes //= 2
@@ -95,6 +101,7 @@ def _sums_of_fours(builder: Any, value: Any, type: Vector) -> Any:
 absolute = op(_absolute, _same, 1)
 # i32x16 -> i32x4: -128 times the sum of each 4 neighbours
 sums_of_fours = op(_sums_of_fours, lambda v: Vector("i32", 4), 1)
+inverse_or_zero = op(_inverse_or_zero, _same, 1)  # 1 / v; 0 where that is infinite or NaN
 total = op(_total, lambda v: types.float32, 1)  # the sum of all lanes, always in one order
 greatest = op(
     lambda builder, v, t: _halved(builder, v, t.lanes, lambda a, b: _larger(builder, a, b)),

@@ -156,3 +156,22 @@ def bits_as(factor: int) -> Any:
         return builder.select(mask, constant(wide, factor), ir.Constant(wide, None))
 
     return op(emit, lambda word: Vector("u8", 32), 1)
+
+
+def words(offset: int) -> Any:
+    """words(u8x64) -> i16x64, the offset subtracted."""
+
+    def emit(builder: Any, value: Any, type: Vector) -> Any:
+        wide = ir.VectorType(ir.IntType(16), type.lanes)
+        return builder.sub(builder.zext(value, wide), constant(wide, offset))
+
+    return op(emit, lambda v: Vector("i16", v.lanes), 1)
+
+
+def _pairs(builder: Any, a: Any, b: Any, *_: Any) -> Any:
+    low = builder.and_(a, constant(a.type, 0xFFFF))
+    return builder.or_(low, builder.shl(b, constant(b.type, 16)))
+
+
+# two i32 vectors -> i32: the low 16 bits of both, those of the first below
+pairs = op(_pairs, lambda a, b: a, 2)

@@ -122,6 +122,14 @@ def _generic(builder: Any, codes: Any, x: Any, start: Any, offset: int) -> Any:
 DOTS = {"vnni512": _vnni512, "vnni": _vnni, "avx2": _avx2, "neon": _neon, "generic": _generic}
 
 
+def dot_of_words(builder: Any, acc: Any, a: Any, b: Any) -> Any:
+    """acc i32x16 plus the products of neighbouring pairs of int16, which are a and b as i32x16."""
+    if llvmlite.binding.llvm_version_info[0] >= 22:
+        words = ir.VectorType(ir.IntType(16), 32)
+        a, b = builder.bitcast(a, words), builder.bitcast(b, words)
+    return call(builder, "llvm.x86.avx512.vpdpwssd.512", acc.type, [acc, a, b])
+
+
 def lookup(table: Sequence[int]) -> Any:
     """lookup(codes u8x64 in 0..15) -> table[code], u8x64."""
 
