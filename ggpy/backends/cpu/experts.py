@@ -234,7 +234,7 @@ class Columns:
 
 
 def columns_of(p: JobList, matrices: list[MappedMatrix], packed: int, vectors: int) -> Columns:
-    """Packed columns for these matrices of one K, of which some may take whole numbers."""
+    """Packed columns for matrices of one K, rounded, too, if one of them takes whole numbers."""
     if not any(p.in_whole(m.blocks) for m in matrices):
         return Columns(packed, 0)
     k = matrices[0].blocks.k

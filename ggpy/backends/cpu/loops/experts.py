@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from numba import njit, types
 
-from ..sizes import BLOCK_K, PITCH
 from . import simd
 from .elementwise import activated
-from .gemm import dot_f32, multiply_panel
+from .gemm import dot_f32, multiply_item
 
 F32 = types.float32
 load_i64, load_i32, load_f32, store = simd.load_i64, simd.load_i32, simd.load_f32, simd.store
@@ -273,11 +272,7 @@ def multiply_blocks(arguments, begin, end, out, scratch):
         vectors = (load_i32(blocks + 8 * block + 4) + 15) // 16
         at = rows + (load_i32(blocks + 8 * block) * n_rows + first) * row_bytes
         columns = x + block * width * k * 64
-        for k0 in range(0, k, BLOCK_K):
-            n = min(BLOCK_K, k - k0)
-            for r in range(present):
-                simd.call_expand(expand, at + r * row_bytes, k0, n, scratch + r * PITCH)
-            multiply_panel(scratch, present, columns, k, k0, n, vectors, out, 64 * width)
+        multiply_item(at, row_bytes, present, k, expand, columns, vectors, out, 64 * width, scratch)
         out += item_rows * 64 * width
 
 

@@ -111,14 +111,19 @@ def multiply_rows(arguments, begin, end, out, scratch):
     pitch = 64 * vectors
     for item in range(begin, end):
         first = item * item_rows
-        present = min(item_rows, n_rows - first)
-        for k0 in range(0, k, BLOCK_K):
-            n = min(BLOCK_K, k - k0)
-            for r in range(present):
-                at = rows + (first + r) * row_bytes
-                simd.call_expand(expand, at, k0, n, scratch + r * PITCH)
-            multiply_panel(scratch, present, x, k, k0, n, vectors, out, pitch)
+        present, at = min(item_rows, n_rows - first), rows + first * row_bytes
+        multiply_item(at, row_bytes, present, k, expand, x, vectors, out, pitch, scratch)
         out += item_rows * pitch
+
+
+@njit
+def multiply_item(rows, row_bytes, n_rows, k, expand, x, vectors, out, pitch, scratch):
+    """n_rows of a panel times the columns."""
+    for k0 in range(0, k, BLOCK_K):
+        n = min(BLOCK_K, k - k0)
+        for r in range(n_rows):
+            simd.call_expand(expand, rows + r * row_bytes, k0, n, scratch + r * PITCH)
+        multiply_panel(scratch, n_rows, x, k, k0, n, vectors, out, pitch)
 
 
 @njit

@@ -105,31 +105,37 @@ def _spread(builder: Any, address: Any, offset: int) -> Any:
     return simd.broadcast(builder, _at(builder, address, offset, ir.FloatType()), 16)
 
 
-def panel_of(group: int, has_minimum: bool) -> Any:
-    """multiply(panel, n_rows, x, groups, g0, n, vectors, out, pitch): out[row, column] += n groups
-    of each row times those of the columns from g0 on. groups: of a column.
+def tile_of(which: int, has_minimum: bool) -> Any:
+    """add(codes, scales, b, following, c, pitch, fresh, is_wide): group_tile of one vector of
+    columns, or of two, the second `following` bytes after the first.
     """
-    wide, narrow = (group_tile(v, ALL, has_minimum) for v in (VECTORS, 1))
-    wide_first, narrow_first = (group_tile(v, FIRST, has_minimum) for v in (VECTORS, 1))
-    wide_last, narrow_last = (group_tile(v, LAST, has_minimum) for v in (VECTORS, 1))
+    wide, narrow = (group_tile(vectors, which, has_minimum) for vectors in (VECTORS, 1))
 
     @njit
-    def group_of_32(a, g, b, following, c, pitch, fresh, is_wide):
-        codes, scales = a + 64 * g, a + OF_SCALES + 4 * g
+    def add(codes, scales, b, following, c, pitch, fresh, is_wide):
         if is_wide:
             wide(codes, scales, b, b + following, c, pitch, fresh)
         else:
             narrow(codes, scales, b, b, c, pitch, fresh)
 
+    return add
+
+
+def panel_of(group: int, has_minimum: bool) -> Any:
+    """multiply(panel, n_rows, x, groups, g0, n, vectors, out, pitch): out[row, column] += n groups
+    of each row times those of the columns from g0 on. groups: of a column.
+    """
+    add_all, add_first, add_last = (tile_of(which, has_minimum) for which in (ALL, FIRST, LAST))
+
+    @njit
+    def group_of_32(a, g, b, following, c, pitch, fresh, is_wide):
+        add_all(a + 64 * g, a + OF_SCALES + 4 * g, b, following, c, pitch, fresh, is_wide)
+
     @njit
     def groups_of_16(a, g, b, following, c, pitch, fresh, is_wide):
         codes, scales = a + 64 * g, a + OF_SCALES + 8 * g
-        if is_wide:
-            wide_first(codes, scales, b, b + following, c, pitch, fresh)
-            wide_last(codes + 32, scales + 4, b, b + following, c, pitch, 0)
-        else:
-            narrow_first(codes, scales, b, b, c, pitch, fresh)
-            narrow_last(codes + 32, scales + 4, b, b, c, pitch, 0)
+        add_first(codes, scales, b, following, c, pitch, fresh, is_wide)
+        add_last(codes + 32, scales + 4, b, following, c, pitch, 0, is_wide)
 
     add_group = group_of_32 if group == 32 else groups_of_16
 
@@ -150,30 +156,40 @@ def panel_of(group: int, has_minimum: bool) -> Any:
     return multiply
 
 
+def rows_of(expand: Any, panel: Any) -> Any:
+    """multiply(rows, row_bytes, n_rows, k, x, vectors, out, pitch, scratch): n_rows, which become a
+    panel in `scratch`, times the columns.
+    """
+
+    @njit
+    def multiply(rows, row_bytes, n_rows, k, x, vectors, out, pitch, scratch):
+        for k0 in range(0, k, BLOCK_K):
+            n = min(BLOCK_K, k - k0)
+            for r in range(n_rows):
+                expand(rows + r * row_bytes, k0, n, scratch + r * WHOLE_PITCH)
+            panel(scratch, n_rows, x, k // 32, k0 // 32, n // 32, vectors, out, pitch)
+
+    return multiply
+
+
 def rows(expand: Any, panel: Any) -> Any:
     """Arguments: rows, bytes of one, their number, K, columns, vectors of columns, rows of an item.
     An item is so many rows: out[row, 16 * vectors].
     """
+    multiply = rows_of(expand, panel)
 
     @njit
     def kernel(arguments, begin, end, out, scratch):
         first_row, row_bytes = load_i64(arguments), load_i64(arguments + 8)
         n_rows, k = load_i64(arguments + 16), load_i64(arguments + 24)
-        x, vectors, item_rows = (
-            load_i64(arguments + 32),
-            load_i64(arguments + 40),
-            load_i64(arguments + 48),
-        )
+        x, vectors = load_i64(arguments + 32), load_i64(arguments + 40)
+        item_rows = load_i64(arguments + 48)
+        pitch = 64 * vectors
         for item in range(begin, end):
             first = item * item_rows
-            present = min(item_rows, n_rows - first)
-            for k0 in range(0, k, BLOCK_K):
-                n = min(BLOCK_K, k - k0)
-                for r in range(present):
-                    at = first_row + (first + r) * row_bytes
-                    expand(at, k0, n, scratch + r * WHOLE_PITCH)
-                panel(scratch, present, x, k // 32, k0 // 32, n // 32, vectors, out, 64 * vectors)
-            out += item_rows * 64 * vectors
+            present, at = min(item_rows, n_rows - first), first_row + first * row_bytes
+            multiply(at, row_bytes, present, k, x, vectors, out, pitch, scratch)
+            out += item_rows * pitch
 
     return kernel
 
@@ -182,33 +198,25 @@ def blocks(expand: Any, panel: Any) -> Any:
     """Arguments: rows, bytes of one, rows of an expert, K, columns, V, rows of an item, items of a
     block, blocks. An item is so many rows of a block: out[row, 16 * V]; see experts.py.
     """
+    multiply = rows_of(expand, panel)
 
     @njit
     def kernel(arguments, begin, end, out, scratch):
         first_row, row_bytes = load_i64(arguments), load_i64(arguments + 8)
         n_rows, k = load_i64(arguments + 16), load_i64(arguments + 24)
-        x, width, item_rows = (
-            load_i64(arguments + 32),
-            load_i64(arguments + 40),
-            load_i64(arguments + 48),
-        )
-        panels, of_blocks = load_i64(arguments + 56), load_i64(arguments + 64)
+        x, width = load_i64(arguments + 32), load_i64(arguments + 40)
+        item_rows, panels = load_i64(arguments + 48), load_i64(arguments + 56)
+        of_blocks, pitch = load_i64(arguments + 64), 64 * width
         for item in range(begin, end):
             block = item // panels
             first = (item - block * panels) * item_rows
+            expert, used = load_i32(of_blocks + 8 * block), load_i32(of_blocks + 8 * block + 4)
             present = min(item_rows, n_rows - first)
-            vectors = (load_i32(of_blocks + 8 * block + 4) + 15) // 16
-            at = first_row + (load_i32(of_blocks + 8 * block) * n_rows + first) * row_bytes
+            at = first_row + (expert * n_rows + first) * row_bytes
             columns = x + block * width * (k // 32) * GROUP_BYTES
-            for k0 in range(0, k, BLOCK_K):
-                n = min(BLOCK_K, k - k0)
-                for r in range(present):
-                    expand(at + r * row_bytes, k0, n, scratch + r * WHOLE_PITCH)
-                panel(
-                    *(scratch, present, columns, k // 32, k0 // 32, n // 32),
-                    *(vectors, out, 64 * width),
-                )
-            out += item_rows * 64 * width
+            vectors = (used + 15) // 16
+            multiply(at, row_bytes, present, k, columns, vectors, out, pitch, scratch)
+            out += item_rows * pitch
 
     return kernel
 
