@@ -1,23 +1,24 @@
 // Products of a token with the experts that it chose, for decode steps. An expert's matrix is found by its id in device
 // memory, or each warp chooses from the router's logits (choose.cuh), so that the router need not wait for all of them.
 //
-// A CTA is small: it makes one tile row of one (token, expert) pair, GLU: of gate and of up, SUM: of all experts of a
-// token. Several CTAs share an SM, all CTAs of a token are resident at the same time, and each reads as many bytes as
-// the others. The CTAs of a token do not depend on the number of tokens, so neither do the bits.
+// A CTA is small: it makes one tile row of one (token, expert) pair, GLU: of gate and of up, SUM: one or two tile rows of
+// all experts of a token. Several CTAs share an SM, all CTAs of a token are resident at the same time, and each reads as
+// many bytes as the others. How a tile row is split among warps does not depend on the number of tokens, so neither do
+// the bits. A warp that multiplies two tile rows at once loads and prepares x for both, in fewer instructions.
 //
 // Work is split among warps in units of 256 columns of x, one row of x after the other; each warp has as many units as
 // the others, all of them adjacent. A warp converts its units of x for itself (fixed_point.cuh) and streams the chunks
 // that they meet through its own cp.async pipeline, so warps meet only once, at the barrier before partial sums are
 // added. If there are only a few more tile rows of SUM than SMs, some SMs would have two and the others one: a cluster
-// of CTAs then shares each tile row, and its first CTA adds the sums of all.
+// of CTAs then shares each tile row, or each two, and its first CTA adds the sums of all.
 //
-// | epilogue | grid                        | rows of x    | output                                                  |
-// | STORE    | (tile rows, pairs)          | of the token | f32 out[pair] = y                                       |
-// | GLU      | (tile rows, pairs)          | of the token | f16 out[pair] = act(gate + b_gate) * (up + b_up)        |
-// | SUM      | (tile rows CLUSTER, tokens) | of the pairs | f32 out[token] += sum of weight * (y + bias) + strength |
-// |          |                             |              | * shared                                                |
+// | epilogue | grid                   | rows of x    | output                                                       |
+// | STORE    | (tile rows, pairs)     | of the token | f32 out[pair] = y                                            |
+// | GLU      | (tile rows, pairs)     | of the token | f16 out[pair] = act(gate + b_gate) * (up + b_up)             |
+// | SUM      | (tile rows / TILES *   | of the pairs | f32 out[token] += sum of weight * (y + bias) + strength *    |
+// |          | CLUSTER, tokens)       |              | shared                                                       |
 //
-// Shared memory: pipelines [WARPS][STAGES] of a chunk (GLU: of gate and of up), x [WARPS][units] and its scales, then
+// Shared memory: pipelines [WARPS][STAGES] of chunks (ExpertChunks::COUNT), x [WARPS][units] and its scales, then
 // partial sums.
 #include "moe/choose.cuh"
 #include "moe/expert_act.cuh"
@@ -64,12 +65,14 @@ struct WarpUnits {
     }
 };
 
-// The order in which a warp copies chunks. A stage has a chunk, GLU: one of gate and the same one of up.
-template <class T, int EPILOGUE>
+// The order in which a warp copies chunks. A stage has a chunk; GLU: one of gate and the same one of up; SUM: one of
+// each of TILES tile rows.
+template <class T, int EPILOGUE, int TILES>
 struct ExpertChunks {
-    static constexpr int STAGE_BYTES = T::BYTES * (EPILOGUE == GLU ? 2 : 1);
+    static constexpr int COUNT = EPILOGUE == GLU ? 2 : TILES;  // of a stage
+    static constexpr int STAGE_BYTES = T::BYTES * COUNT;
     const ExpertGemvArgs& p;
-    // tile: the CTA's tile row; left: stages to copy; id: of the expert of x's row `lane` (SUM), or of all rows
+    // tile: the CTA's first tile row; left: stages to copy; id: of the expert of x's row `lane` (SUM), or of all rows
     int tile, left, chunk, row, id;
     const uint8_t* src;  // the next chunk
 
@@ -79,16 +82,19 @@ struct ExpertChunks {
     }
     __device__ __forceinline__ void find() {
         const uint32_t expert = EPILOGUE == SUM ? __shfl_sync(0xffffffffu, id, row) : id;
-        src = p.segment[0].tiles + expert * p.expert_bytes +
-              tile * static_cast<uint64_t>(static_cast<uint32_t>(p.n_chunk * T::BYTES)) +
+        src = p.segment[0].tiles + expert * p.expert_bytes + tile * static_cast<uint64_t>(tile_row_bytes()) +
               static_cast<uint32_t>(chunk * T::BYTES);
+    }
+    __device__ __forceinline__ uint32_t tile_row_bytes() const { return p.n_chunk * T::BYTES; }
+    // From the first chunk of a stage to the second one.
+    __device__ __forceinline__ ptrdiff_t to_second() const {
+        return EPILOGUE == GLU ? p.segment[1].tiles - p.segment[0].tiles : tile_row_bytes();
     }
     // Starts the copy of the next stage, if there is one, as one cp.async group.
     __device__ __forceinline__ void copy(CopyTarget dst, int lane) {
         if (left > 0) {
             copy_pieces<T>(dst, src, lane, p.streaming);
-            if constexpr (EPILOGUE == GLU)
-                copy_pieces<T>(dst + T::BYTES, src + (p.segment[1].tiles - p.segment[0].tiles), lane, p.streaming);
+            if constexpr (COUNT == 2) copy_pieces<T>(dst + T::BYTES, src + to_second(), lane, p.streaming);
             src += T::BYTES, --left;
             if (EPILOGUE == SUM && ++chunk == p.n_chunk && left > 0) {
                 chunk = 0, ++row;
@@ -137,16 +143,17 @@ struct WarpX : DecodeSharedStorage<T, 1> {
     }
 };
 
-// What the first TILE_ROWS threads add to the sums of their row, or multiply with them.
-template <int EPILOGUE>
+// What the first ROWS threads add to the sums of their row, or multiply with them.
+template <int EPILOGUE, int TILES>
 struct ExpertOutput {
-    static constexpr int WIDTH = EPILOGUE == GLU ? 2 : 1;
+    static constexpr int WIDTH = EPILOGUE == GLU ? 2 : 1;  // sums of a row
+    static constexpr int ROWS = TILES * TILE_ROWS;         // of the CTA
     int row, expert = 0;  // its scales are loaded last, since each would take a register until then
     bool valid;
     float bias[WIDTH] = {}, old = 0.0f, shared = 0.0f, strength = 1.0f;
 
     __device__ __forceinline__ ExpertOutput(const ExpertGemvArgs& p, int tile) : row(tile * TILE_ROWS + threadIdx.x) {
-        valid = threadIdx.x < TILE_ROWS && row < p.segment[0].n_rows;
+        valid = threadIdx.x < ROWS && row < p.segment[0].n_rows;
     }
     __device__ __forceinline__ size_t index(const ExpertGemvArgs& p) const {
         return static_cast<size_t>(blockIdx.y) * p.segment[0].n_rows + row;
@@ -172,15 +179,15 @@ struct ExpertOutput {
         float y[WIDTH];
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) {
-            float sum = sum_of_parts(parts + w * TILE_ROWS + threadIdx.x, WIDTH * TILE_ROWS);
-            for (int i = 0; i < n_others; ++i) sum += from_others[2 * (i * TILE_ROWS + threadIdx.x)];
+            float sum = sum_of_parts(parts + w * ROWS + threadIdx.x, WIDTH * ROWS);
+            for (int i = 0; i < n_others; ++i) sum += from_others[2 * (i * ROWS + threadIdx.x)];
             y[w] = EPILOGUE == SUM ? sum : scaled_expert(p.segment[w], expert, sum) + bias[w];
         }
         if constexpr (EPILOGUE == GLU) {
             static_cast<__half*>(p.segment[0].out)[index(p)] = saturated_half(ExpertGated(p.activation)(y[0], y[1]));
         } else if constexpr (EPILOGUE == SUM) {
             if (p.bias[0])
-                for (int j = 0; j < p.n_used; ++j) y[0] += parts[(WARPS + j) * TILE_ROWS + threadIdx.x];
+                for (int j = 0; j < p.n_used; ++j) y[0] += parts[(WARPS + j) * ROWS + threadIdx.x];
             if (p.shared) y[0] = fmaf(strength, shared, y[0]);
             static_cast<float*>(p.segment[0].out)[index(p)] = old + y[0];
         } else {
@@ -189,57 +196,61 @@ struct ExpertOutput {
     }
 };
 
-// SUM: stores weight * bias of the experts of a token after the sums of the warps. `id` and `weight` are those of
-// expert `lane`.
+// SUM: stores weight * bias of the experts of a token, for ROWS rows, after the sums of the warps. `id` and `weight`
+// are those of expert `lane`.
+template <int ROWS>
 __device__ __forceinline__ void put_biases(const ExpertGemvArgs& p, float* parts, int tile, int id, float weight) {
-    const int row_in_tile = threadIdx.x % TILE_ROWS, row = tile * TILE_ROWS + row_in_tile;
+    const int row_of_cta = threadIdx.x % ROWS, row = tile * TILE_ROWS + row_of_cta;
     const int n_rows = p.segment[0].n_rows;
-    for (int first = 0; first < p.n_used; first += THREADS / TILE_ROWS) {
-        const int j = first + threadIdx.x / TILE_ROWS;
+    for (int first = 0; first < p.n_used; first += THREADS / ROWS) {
+        const int j = first + threadIdx.x / ROWS;
         const int of = __shfl_sync(0xffffffffu, id, j % 32);
         const float factor = __shfl_sync(0xffffffffu, weight, j % 32);
         if (j >= p.n_used) continue;
         const float bias = row < n_rows ? __ldg(p.bias[0] + static_cast<size_t>(of) * n_rows + row) : 0.0f;
-        parts[j * TILE_ROWS + row_in_tile] = factor * bias;
+        parts[j * ROWS + row_of_cta] = factor * bias;
     }
 }
 
-// The sums of a warp: GLU: of gate and of up. SUM: of an expert, and those of the experts before.
-template <class T, int WIDTH>
+// The sums of a warp, for the chunks of a stage: GLU: of gate and of up. SUM: of an expert, and those of the experts
+// before.
+template <class T, int COUNT>
 struct ExpertSums {
     using Sums = DecodeSums<T, 1>;
-    Sums of[WIDTH];
-    float before[Sums::FLOATS];
+    Sums of[COUNT];
+    float before[COUNT][Sums::FLOATS];
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int i = 0; i < Sums::FLOATS; ++i) {
-            before[i] = 0.0f;
+        for (int w = 0; w < COUNT; ++w)
 #pragma unroll
-            for (int w = 0; w < WIDTH; ++w) of[w].floats()[i] = 0.0f;
-        }
+            for (int i = 0; i < Sums::FLOATS; ++i) before[w][i] = of[w].floats()[i] = 0.0f;
     }
     // Adds the products of the chunks of a stage with x from `column` on.
     __device__ __forceinline__ void multiply(const uint8_t* stage, const typename Sums::Lane& lane_storage,
                                              int column) {
 #pragma unroll
-        for (int w = 0; w < WIDTH; ++w) {
+        for (int w = 0; w < COUNT; ++w) {
             of[w].load(stage + w * T::BYTES, lane_storage.lane);
             of[w].multiply(lane_storage, column);
         }
     }
     __device__ __forceinline__ void end_expert(float weight) {
 #pragma unroll
-        for (int i = 0; i < Sums::FLOATS; ++i)
-            before[i] = fmaf(weight, of[0].floats()[i], before[i]), of[0].floats()[i] = 0.0f;
+        for (int w = 0; w < COUNT; ++w)
+#pragma unroll
+            for (int i = 0; i < Sums::FLOATS; ++i)
+                before[w][i] = fmaf(weight, of[w].floats()[i], before[w][i]), of[w].floats()[i] = 0.0f;
     }
     __device__ __forceinline__ void end_experts() {
 #pragma unroll
-        for (int i = 0; i < Sums::FLOATS; ++i) of[0].floats()[i] = before[i];
+        for (int w = 0; w < COUNT; ++w)
+#pragma unroll
+            for (int i = 0; i < Sums::FLOATS; ++i) of[w].floats()[i] = before[w][i];
     }
     __device__ __forceinline__ void finish(float* parts, int lane) {
 #pragma unroll
-        for (int w = 0; w < WIDTH; ++w) of[w].finish(parts + w * TILE_ROWS, lane);
+        for (int w = 0; w < COUNT; ++w) of[w].finish(parts + w * TILE_ROWS, lane);
     }
 };
 
@@ -276,19 +287,22 @@ struct TokenExperts {
 #endif
 
 // Warps of an SM for which registers are enough.
-template <class T, int EPILOGUE, bool WHOLE>
-constexpr int RESIDENT_WARPS = !WHOLE                                 ? 16
-                               : EPILOGUE != GLU || T::CHUNK_K == 128 ? 24
-                               : T::GROUP == 16                       ? 16
-                                                                      : 20;
+template <class T, int EPILOGUE, bool WHOLE, int TILES>
+constexpr int RESIDENT_WARPS = !WHOLE              ? 16
+                               : T::CHUNK_K < UNIT ? 24
+                               : TILES == 2        ? 16
+                               : EPILOGUE != GLU   ? 24
+                               : T::GROUP == 16    ? 16
+                                                   : 20;
 
 // WHOLE: a warp has all of its units of x in shared memory at once.
-template <class T, int EPILOGUE, bool WHOLE, int CLUSTER = 1>
-__global__ void __launch_bounds__(THREADS, RESIDENT_WARPS<T, EPILOGUE, WHOLE> / WARPS)
+template <class T, int EPILOGUE, bool WHOLE, int CLUSTER = 1, int TILES = 1>
+__global__ void __launch_bounds__(THREADS, RESIDENT_WARPS<T, EPILOGUE, WHOLE, TILES> / WARPS)
     expert_gemv(const ExpertGemvArgs p) {
-    static_assert(CLUSTER == 1 || EPILOGUE == SUM, "a token has enough tile rows of its experts' gate and up");
-    using Chunks = ExpertChunks<T, EPILOGUE>;
-    constexpr int WIDTH = ExpertOutput<EPILOGUE>::WIDTH;
+    static_assert((CLUSTER == 1 && TILES == 1) || EPILOGUE == SUM,
+                  "a token has enough tile rows of its experts' gate and up, whose stages have two chunks");
+    using Chunks = ExpertChunks<T, EPILOGUE, TILES>;
+    using Output = ExpertOutput<EPILOGUE, TILES>;
     constexpr int SCALE_BYTES = T::SCALED ? UNIT / T::GROUP * sizeof(XScale) : 0;  // of a unit
     SHARED_DYNAMIC(uint8_t, shared);
     const int warp = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
@@ -298,12 +312,12 @@ __global__ void __launch_bounds__(THREADS, RESIDENT_WARPS<T, EPILOGUE, WHOLE> / 
     uint8_t* all_x = scales + WARPS * p.warp_units * SCALE_BYTES;
     float* parts = reinterpret_cast<float*>(all_x + WARPS * p.warp_units * 2 * UNIT);
 
-    const int tile = blockIdx.x / CLUSTER, rank = cluster_rank<CLUSTER>();
+    const int tile = blockIdx.x / CLUSTER * TILES, rank = cluster_rank<CLUSTER>();
     const WarpUnits<T> units(p, EPILOGUE == SUM ? p.n_used : 1, rank * WARPS + warp, CLUSTER * WARPS);
     WarpX<T> x(reinterpret_cast<XScale*>(scales + warp * p.warp_units * SCALE_BYTES),
                all_x + warp * p.warp_units * 2 * UNIT, units);
     const typename DecodeSums<T, 1>::Lane lane_storage{x, lane};
-    ExpertOutput<EPILOGUE> output(p, tile);
+    Output output(p, tile);
     const int token = EPILOGUE == SUM ? blockIdx.y : blockIdx.y / p.n_used;
     const __half* src = p.x + static_cast<size_t>(EPILOGUE == SUM ? token * p.n_used : token) * p.k;
 
@@ -324,14 +338,14 @@ __global__ void __launch_bounds__(THREADS, RESIDENT_WARPS<T, EPILOGUE, WHOLE> / 
     Chunks ahead(p, units, tile, id);
     for (int i = 0; i < STAGES; ++i) ahead.copy(dst + i * Chunks::STAGE_BYTES, lane);
     if constexpr (EPILOGUE == SUM) {
-        if (p.bias[0]) put_biases(p, parts + WARPS * TILE_ROWS, tile, id, weight);
+        if (p.bias[0]) put_biases<Output::ROWS>(p, parts + WARPS * Output::ROWS, tile, id, weight);
         weight = scaled_expert(p.segment[0], id, weight);  // of products, not of biases
         grid_dependency_wait();
         x.load(p, src, units, 0, lane);
     }
     output.load(p, id);
 
-    ExpertSums<T, WIDTH> sums;
+    ExpertSums<T, Chunks::COUNT> sums;
     sums.clear();
     int stage = 0, chunk = units.unit * units.CHUNKS, row = units.row, left = units.n_chunks;
     for (int first = 0; first < (WHOLE ? 1 : units.count); first += WHOLE ? 1 : p.warp_units) {
@@ -353,15 +367,15 @@ __global__ void __launch_bounds__(THREADS, RESIDENT_WARPS<T, EPILOGUE, WHOLE> / 
     }
     cp_async_wait<0>();
     if constexpr (EPILOGUE == SUM) sums.end_experts();
-    sums.finish(parts + warp * WIDTH * TILE_ROWS, lane);
+    sums.finish(parts + warp * Chunks::COUNT * TILE_ROWS, lane);
     __syncthreads();
     if constexpr (CLUSTER > 1) {
-        __shared__ __align__(8) float from_others[(CLUSTER - 1) * TILE_ROWS * 2];
+        __shared__ __align__(8) float from_others[(CLUSTER - 1) * Output::ROWS * 2];
         cluster_wait<CLUSTER>();
-        if (rank > 0 && threadIdx.x < TILE_ROWS)
+        if (rank > 0 && threadIdx.x < Output::ROWS)
             RemoteFloats<CLUSTER>(from_others, 0)
-                .put(2 * ((rank - 1) * TILE_ROWS + threadIdx.x),
-                     make_float2(sum_of_parts(parts + threadIdx.x, TILE_ROWS), 0.0f));
+                .put(2 * ((rank - 1) * Output::ROWS + threadIdx.x),
+                     make_float2(sum_of_parts(parts + threadIdx.x, Output::ROWS), 0.0f));
         cluster_arrive<CLUSTER>();
         cluster_wait<CLUSTER>();
         if (rank == 0) output.write(p, parts, from_others, CLUSTER - 1);

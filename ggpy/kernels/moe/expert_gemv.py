@@ -25,7 +25,8 @@ MOST_UNITS = (4, 8)  # that a warp has in shared memory, of which a CTA has less
 LARGE = 90 << 10
 WARPS = (4, 8)  # of a CTA: with few units, and with WIDE_UNITS
 WIDE_UNITS = 24
-MOST_WARPS = 16  # of a CTA that has an SM for itself, each with two units
+MOST_WARPS = 16  # of a CTA whose warps have two units each
+RESIDENT_WARPS = 18  # of an SM, that multiply two tile rows at once
 # Bytes of weights that the CTAs of an SM have in flight for a token. Half of an SM's shared memory
 # is left to the next kernel, which requests its weights meanwhile.
 IN_FLIGHT = 110 << 10
@@ -33,6 +34,7 @@ MOST_STAGES = 8
 # A tile row has a cluster only if the most loaded SM then has so many times less work: the CTAs of
 # a cluster wait for each other.
 MORE_EQUAL = 1.1
+NEARLY_ALL = 0.9  # of the SMs
 
 
 class ExpertGemvArgs(GemmArgs):
@@ -65,11 +67,13 @@ class ExpertAddends:
 
 @dataclass(frozen=True)
 class GemvShape:
-    """A launch: CTAs of a cluster, warps of a CTA, stages of each warp's pipeline, units of x that
-    a warp has in shared memory, whether these are all of them, and bytes of dynamic shared memory.
+    """A launch: CTAs of a cluster, tile rows that a warp of a SUM multiplies at once, warps of a
+    CTA, stages of each warp's pipeline, units of x that a warp has in shared memory, whether these
+    are all of them, and bytes of dynamic shared memory.
     """
 
     cluster: int
+    tiles: int
     warps: int
     stages: int
     warp_units: int
@@ -87,6 +91,28 @@ def cluster_of(tile_rows: int, n_sms: int) -> int:
     return 2 if MORE_EQUAL * work(2 * tile_rows) < work(tile_rows) else 1
 
 
+def takes_two(layout: Layout, tile_rows: int, cluster: int, n_tokens: int, n_sms: int) -> bool:
+    """Whether a warp of a SUM multiplies two tile rows at once, so that x is prepared once for
+    both.
+
+    | clusters share tile rows | if codes are looked up, which takes many instructions            |
+    | more tile rows than SMs  | no                                                               |
+    | chunks of less than UNIT | if there is a CTA of one tile row for nearly each SM             |
+    | other chunks, for which  | if CTAs of one tile row share SMs, and no SM has more tile rows  |
+    | registers are short      | with CTAs of two                                                 |
+    """
+    if tile_rows % 2:
+        return False
+    if cluster > 1:
+        return layout.chunk_k < UNIT and layout.is_table
+    if tile_rows > n_sms:
+        return False
+    ctas = tile_rows * n_tokens
+    if layout.chunk_k < UNIT:
+        return ctas >= NEARLY_ALL * n_sms
+    return ctas > n_sms and 2 * -(-ctas // (2 * n_sms)) <= -(-ctas // n_sms)
+
+
 def gemv_shape(
     layout: Layout,
     ctas: int,
@@ -96,25 +122,44 @@ def gemv_shape(
     n_sms: int,
     most: int,
     cluster: int = 1,
+    tiles: int = 1,
 ) -> GemvShape:
     """The shape of CTAs, or clusters of them, that each multiply `rows_of_x` rows of k columns by
-    `width` tile rows, with at most `most` bytes of shared memory. A token has `ctas` CTAs.
+    `tiles` tile rows of `width` matrices, with at most `most` bytes of shared memory, if one stage
+    fits. A token has `ctas` CTAs.
     """
     units = -(-rows_of_x * -(-k // UNIT) // cluster)  # of a CTA
+    of_sm = -(-ctas // n_sms)
     warps = WARPS[units >= WIDE_UNITS]
-    alone = max(WARPS[0], units // 2)
-    if ctas <= n_sms and alone <= MOST_WARPS and 2 * alone * layout.chunk_bytes <= most:
-        warps = alone
+    with_two = max(WARPS[0], units // 2)  # units each
+    fits = of_sm == 1 or (tiles > 1 and of_sm * with_two <= RESIDENT_WARPS)
+    if fits and with_two <= MOST_WARPS and 2 * with_two * layout.chunk_bytes <= most:
+        warps = with_two
     all_units = -(-units // warps)
     warp_units = min(all_units, MOST_UNITS[most >= LARGE])
     x = warps * warp_units * (2 * UNIT + (8 * UNIT // layout.group if layout.is_scaled else 0))
-    rest = x + 4 * ROWS * (width * warps + rows_of_x)
+    rest = x + 4 * ROWS * tiles * (width * warps + rows_of_x)
     chunks = all_units * (UNIT // layout.chunk_k)
-    stage = warps * layout.chunk_bytes * width
-    of_cta = min(IN_FLIGHT // -(-ctas // n_sms), most - rest)
+    stage = warps * layout.chunk_bytes * width * tiles
+    of_cta = min(IN_FLIGHT // of_sm, most - rest)
     stages = max(1, min(chunks, of_cta // stage, MOST_STAGES))
     whole = warp_units == all_units
-    return GemvShape(cluster, warps, stages, warp_units, whole, stages * stage + rest)
+    return GemvShape(cluster, tiles, warps, stages, warp_units, whole, stages * stage + rest)
+
+
+def sum_shape(
+    matrix: TiledMatrix, n_tokens: int, n_used: int, n_sms: int, most: int, clusters: bool
+) -> GemvShape:
+    """The shape of a SUM. How many warps share a tile row does not depend on n_tokens."""
+    layout, tile_rows, k = matrix.layout, matrix.tile_rows, matrix.k
+    cluster = cluster_of(tile_rows, n_sms) if clusters else 1
+    if takes_two(layout, tile_rows, cluster, n_tokens, n_sms):
+        of_two = 2 * cluster if cluster > 1 else 1
+        ctas = tile_rows // 2 * of_two
+        shape = gemv_shape(layout, ctas, k, n_used, 1, n_sms, most, of_two, tiles=2)
+        if shape.shared <= most:
+            return shape
+    return gemv_shape(layout, tile_rows * cluster, k, n_used, 1, n_sms, most, cluster)
 
 
 class ExpertGemv:
@@ -168,25 +213,24 @@ class ExpertGemv:
             args.shared, args.strength = address(addends.shared), address(addends.strength)
         for i, bias in enumerate(biases):
             args.bias[i] = address(bias)
-        each, rows_of_x = (1, n_used) if adds else (n_used, 1)
         n_sms, most = self.device.sm_count, self.device.shared_bytes - STATIC_SHARED
-        clusters = adds and has_clusters(self.device.arch)
-        cluster = cluster_of(first.tile_rows, n_sms) if clusters else 1
-        ctas = first.tile_rows * each * cluster
-        shape = gemv_shape(
-            first.layout, ctas, first.k, rows_of_x, len(weights), n_sms, most, cluster
-        )
+        if adds:
+            clusters = has_clusters(self.device.arch)
+            shape = sum_shape(first, n_tokens, n_used, n_sms, most, clusters)
+        else:
+            ctas = first.tile_rows * n_used
+            shape = gemv_shape(first.layout, ctas, first.k, 1, len(weights), n_sms, most)
         args.warp_units = shape.warp_units
         kernel = self._kernel(first.layout.type_name, epilogue, shape, per_lane)
-        grid = first.tile_rows * cluster, n_tokens * each
-        kernel.launch(
-            *(grid, shape.warps * 32, (args,)), smem=shape.shared, pdl=True, cluster=cluster
-        )
+        grid = first.tile_rows // shape.tiles * shape.cluster, n_tokens * (1 if adds else n_used)
+        block, smem = shape.warps * 32, shape.shared
+        kernel.launch(grid, block, (args,), smem=smem, pdl=True, cluster=shape.cluster)
 
     def _kernel(
         self, layout: str, epilogue: ExpertEpilogue, shape: GemvShape, per_lane: int
     ) -> Kernel:
-        instance = f"expert_gemv<{layout}, {epilogue}, {str(shape.whole).lower()}, {shape.cluster}>"
+        flags = f"{str(shape.whole).lower()}, {shape.cluster}, {shape.tiles}"
+        instance = f"expert_gemv<{layout}, {epilogue}, {flags}>"
         defines = {"WARPS": shape.warps, "STAGES": shape.stages, "NORM_PIECES": 1}
         defines["EXPERTS_PER_LANE"] = per_lane
         key = instance, *defines.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,12 +17,13 @@ from ggpy.backends.experts import LEAST_SUM
 from ggpy.backends.numpy import moe as reference
 from ggpy.backends.numpy.backend import Reference
 from ggpy.backends.numpy.functions import normalised, sigmoid
+from ggpy.evaluate import synthetic
 from ggpy.formats import by_name
 from ggpy.kernels.layout.tile import TiledMatrix, layout_of, repack
 from ggpy.kernels.moe import expert_gemv, expert_rows, route
 from ggpy.kernels.moe.combine import Combine, ExpertOutputs
 from ggpy.kernels.moe.expert_gemm import CHUNK_STEPS, STATIC_SHARED, ExpertGemm, x_bytes
-from ggpy.kernels.moe.expert_gemv import IN_FLIGHT, ExpertAddends, ExpertGemv, gemv_shape
+from ggpy.kernels.moe.expert_gemv import IN_FLIGHT, ExpertAddends, ExpertGemv, gemv_shape, sum_shape
 from ggpy.kernels.moe.expert_rows import ExpertRows, Shape
 from ggpy.kernels.moe.route import (
     SCORES,
@@ -310,10 +312,14 @@ def test_gemv_of_gate_and_up(machine, activation):
     assert nmse(h, reference.gated(activation, g, u)) <= 1e-6
 
 
-@pytest.mark.parametrize(("n_used", "cluster"), [(1, 1), (5, 1), (5, 2)])
-def test_gemv_adds_up_experts(machine, monkeypatch, n_used, cluster):
+@pytest.mark.parametrize(
+    ("n_used", "cluster", "two"),
+    [(1, 1, False), (1, 1, True), (5, 1, False), (5, 1, True), (5, 2, False), (5, 2, True)],
+)
+def test_gemv_adds_up_experts(machine, monkeypatch, n_used, cluster, two):
     """With biases and a shared part; rows of x that take several rounds of shared memory."""
     monkeypatch.setattr(expert_gemv, "cluster_of", lambda tile_rows, n_sms: cluster)
+    monkeypatch.setattr(expert_gemv, "takes_two", lambda *args: two)
     columns = 256 if n_used > 1 else 256 * 70
     experts = Experts(machine, "Q4_0", 6, 20, columns, scaled=n_used > 1)
     rng = np.random.default_rng(n_used)
@@ -326,6 +332,38 @@ def test_gemv_adds_up_experts(machine, monkeypatch, n_used, cluster):
     each = (experts.exact(ids, h) + bias[ids]) * weights.reshape(-1, 1)
     expected = old + each.reshape(2, n_used, 20).sum(1) + shared * strength[:, None]
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+def test_two_tile_rows_at_once_give_the_same_bits(machine, monkeypatch, name):
+    experts, rng = Experts(machine, name, 4, 50, 512), np.random.default_rng(9)
+    ids, h = np.array([2, 0, 3, 1], np.int32), tokens(4, 512)
+    weights, old = rng.random((2, 2), np.float32), rng.standard_normal((2, 50)).astype(np.float32)
+    y = []
+    for two in (False, True):
+        monkeypatch.setattr(expert_gemv, "takes_two", lambda *args, two=two: two)
+        y.append(gemv_sum(machine, experts, ids, h, old, weights))
+    np.testing.assert_array_equal(*y)
+
+
+def test_how_a_tile_row_is_split_does_not_depend_on_the_number_of_tokens():
+    """In all known shapes, for GPUs with and without clusters."""
+    gpus = [(132, 227 << 10, True), (108, 163 << 10, False), (40, 64 << 10, False)]
+    known = [shape.settings for shape in synthetic.shapes().values()]
+    mixtures = [settings for settings in known if "expert_used_count" in settings]
+    tiles = set()
+    names = ("Q4_K", "Q8_0", "MXFP4")
+    for settings, name, (n_sms, most, clusters) in product(mixtures, names, gpus):
+        widths = (settings.get(f"{kind}feed_forward_length") for kind in ("expert_", ""))
+        n_ff = next(filter(None, widths))
+        layout = Weights(name, 16, n_ff).layout
+        matrix = TiledMatrix(layout, settings["embedding_length"], n_ff, None)
+        n_used = settings["expert_used_count"]
+        of = [sum_shape(matrix, n, n_used, n_sms, most - 1024, clusters) for n in (1, 2, 3, 4, 8)]
+        assert len({shape.cluster * shape.warps for shape in of}) == 1, settings
+        assert max(shape.shared for shape in of) <= most - 1024
+        tiles.add(tuple(shape.tiles for shape in of))
+    assert {(1,) * 5, (1, 2, 1, 2, 2), (2,) * 5} <= tiles
 
 
 @pytest.mark.parametrize(
@@ -362,6 +400,30 @@ def test_a_cta_alone_on_an_sm_has_a_warp_for_two_units(n_tiles, n_ff, n_used, n_
 def test_tile_rows_of_few_more_than_the_sms_have_clusters():
     rows = {180: 2, 128: 1, 256: 1, 133: 2, 264: 1}
     assert {n: expert_gemv.cluster_of(n, 132) for n in rows} == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "tile_rows", "cluster", "n_tokens", "two"),
+    [
+        ("MXFP4", 180, 2, 1, True),
+        ("MXFP4", 181, 2, 1, False),
+        ("Q8_0", 180, 2, 1, False),
+        ("Q8_0", 128, 1, 1, True),
+        ("Q8_0", 127, 1, 1, False),
+        ("Q8_0", 96, 1, 1, False),
+        ("Q8_0", 96, 1, 2, True),
+        ("Q8_0", 256, 1, 1, False),
+        ("Q4_K", 128, 1, 1, False),  # each CTA has an SM
+        ("Q4_K", 128, 1, 2, True),
+        ("Q4_K", 128, 1, 3, False),  # an SM would have two CTAs of two, not three of one
+        ("Q4_K", 128, 1, 4, True),
+        ("Q4_K", 160, 2, 1, False),
+        ("Q4_K", 256, 1, 1, False),
+    ],
+)
+def test_two_tile_rows_at_once(name, tile_rows, cluster, n_tokens, two):
+    layout = Weights(name, 16, 704 if name == "MXFP4" else 768).layout
+    assert expert_gemv.takes_two(layout, tile_rows, cluster, n_tokens, 132) == two
 
 
 def test_gemv_has_the_same_bits_in_a_larger_batch(machine):
