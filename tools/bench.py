@@ -63,7 +63,7 @@ def report(folder: Path) -> int:
 
 def plan(options: argparse.Namespace) -> int:
     """Print which kernels the steps of models take; a GPU is not needed."""
-    from ggpy.backends import choose_gpu
+    from ggpy.backends import GPU_ACTIVATIONS, choose_gpu
     from ggpy.bench import plan_table, planned
     from ggpy.evaluate.synthetic import shapes
 
@@ -73,11 +73,14 @@ def plan(options: argparse.Namespace) -> int:
     else:
         device = planned.device_of(options.simulated or plan_table.DEFAULT)
     steps = plan_table.steps_of(options.batch, [n for n in options.n_prompt if n])
+    if options.activations not in GPU_ACTIVATIONS:
+        raise ValueError(f"--plan is of a GPU: --activations {options.activations} is the CPU's")
+    policy = {"activations": GPU_ACTIVATIONS[options.activations], "gemm": options.gemm}
     for name in options.plan:
         shape, _, kind = name.partition(":")
         synthetic = bool(kind) and shape in shapes()
         with open_model(synthetic, name, empty=True) as file:
-            rows = plan_table.table(file, device, steps, gemm=options.gemm)
+            rows = plan_table.table(file, device, steps, **policy)
         print(f"{name} on {device.arch} with {device.sm_count} SMs\n")
         print("\n".join([*plan_table.lines(rows), ""]))
     return 0
@@ -100,6 +103,8 @@ def bench(options: argparse.Namespace, command: str) -> int:
         return profile(options, tests, command)
     machines = {n: describe(options, command, n) for n in options.threads}
     shown = [name for name, usual in USUAL if {getattr(t, name) for t in tests} != {usual}]
+    if options.activations != AUTO:
+        shown.append("activations")
     rows = write(options, results(options, tests, machines), shown)
     if options.plot:
         plot.draw(rows, options.plot)
@@ -236,7 +241,8 @@ def open_ops(options: argparse.Namespace, n_threads: int | None) -> Ops:
     """The ops of --device; ValueError."""
     from ggpy.backends import choose
 
-    return choose(options.device, n_threads, say, gemm=options.gemm)
+    kinds = {"activations": options.activations, "gemm": options.gemm}
+    return choose(options.device, n_threads, say, **kinds)
 
 
 # The machine
@@ -244,12 +250,15 @@ def open_ops(options: argparse.Namespace, n_threads: int | None) -> Ops:
 
 def describe(options: argparse.Namespace, command: str, n_threads: int | None) -> Machine:
     """What all rows say about the machine, its ceilings among it; ValueError for --device."""
+    from ggpy.backends import GPU_ACTIVATIONS
     from ggpy.bench.kernels.ceilings import Ceilings, ceilings_of
     from ggpy.bench.machine import commit, cpu_name, now
     from ggpy.bench.table import Machine
 
     ops = open_ops(options, n_threads)
     gpu = getattr(getattr(ops, "device", None), "gpu", None)
+    on_cpu = getattr(ops, "activations", "f32")
+    activations = on_cpu if gpu is None else GPU_ACTIVATIONS[options.activations]
     if options.progress:
         say("measuring the ceilings")
     try:
@@ -262,6 +271,7 @@ def describe(options: argparse.Namespace, command: str, n_threads: int | None) -
         cpu=cpu_name(),
         gpu=gpu.name if gpu else "",
         driver=gpu.driver if gpu else "",
+        activations=activations,
         n_threads=getattr(ops, "n_threads", None) or n_threads or 1,
         ordinal=gpu.ordinal if gpu else 0,
         commit=commit(),

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggpy.cli import llama_cpp
-from ggpy.cli.options import GEMM, add_cache_types, add_reading
+from ggpy.cli.options import add_cache_types, add_products, add_reading
 from ggpy.cli.parser import Parser
 from ggpy.util.outcome import ended
 
@@ -54,7 +54,7 @@ def parser() -> Parser:
     add_reading(found)
     add = found.add_argument
     add_cache_types(found)
-    add("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
+    add_products(found)
     add(
         *("--kl-divergence-base", "--save-all-logits"), dest="base", metavar="FILE",
         help="save the logits to FILE; with --kl-divergence: compare with the logits in FILE",
@@ -108,7 +108,8 @@ def evaluator(file: File | Requantized, options: argparse.Namespace, n_ctx: int)
     from ggpy.cache_types import CacheTypes
     from ggpy.runtime.evaluator import Evaluator
 
-    ops = choose(options.device, options.threads, say, gemm=options.gemm)
+    kinds = {"activations": options.activations, "gemm": options.gemm}
+    ops = choose(options.device, options.threads, say, **kinds)
     types = CacheTypes(options.cache_type_k, options.cache_type_v)
     found = Evaluator(file, ops, n_ctx, options.batch_size, cache_types=types)
     say(f"on {ops.name} ({ops.reason}), n_ctx={n_ctx}, chunks of a step: {found.n_seq}")

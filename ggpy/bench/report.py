@@ -33,6 +33,7 @@ and writes both. Any other output of `-o json` may be added to the folder.
 
 Times of kernels include their launch. Launches follow each other in a graph, and their operands are
 in no cache."""
+ADDED = ("activations",)  # fields that older results lack, and that the page does not show
 COLUMNS = (
     *("model", "size", "test", "t/s", "spread", "limit", "% of limit"),
     *("first token", "load", "GPU memory"),
@@ -102,7 +103,7 @@ def checked(rows: Any, path: Path) -> list[Row]:
     """Return `rows` if they are rows of `ggpy bench`. Raises ReportError otherwise."""
     if not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
         raise ReportError(f"{path}: is no list of results: write it with `ggpy bench -o json`")
-    missing = [name for name in FIELDS if name not in rows[0]]
+    missing = [name for name in FIELDS if name not in rows[0] and name not in ADDED]
     if missing:
         raise ReportError(f"{path}: the results have no {missing[0]!r}: measure again")
     return rows

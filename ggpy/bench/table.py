@@ -55,6 +55,7 @@ OURS: dict[str, type] = {
     "device_bytes": int,  # GPU memory that the program allocated
     "bandwidth": float,  # the ceilings: bytes per second, operations per second
     "matrix_rate": float,
+    "activations": str,  # that quantised weights are multiplied by
     "driver": str,
     "command": str,
     "error": str,
@@ -72,6 +73,7 @@ class Machine:
     cpu: str
     gpu: str
     driver: str
+    activations: str  # "f16", "q8_1"; on the CPU "q16", "q8", "f32"
     n_threads: int
     ordinal: int
     commit: str
@@ -124,6 +126,7 @@ def _constants(machine: Machine) -> Row:
         "repack": on_gpu,
         "fit_target": 0,
         "fit_min_ctx": 0,
+        "activations": machine.activations,
         "driver": machine.driver,
         "command": machine.command,
         "bandwidth": machine.bandwidth,
@@ -221,7 +224,7 @@ def _quoted(value: Any) -> str:
 WIDTHS = {
     **{"model": -30, "size": 10, "params": 10, "backend": -10, "ngl": 3, "threads": 7},
     **{"n_batch": 7, "n_ubatch": 8, "type_k": 6, "type_v": 6, "test": 15},
-    **{"n_cpu_moe": 9},
+    **{"n_cpu_moe": 9, "activations": 11},
     **{"t/s": 20, "limit": 9, "% of limit": 10},
 }
 
@@ -272,6 +275,7 @@ def _cells(row: Row) -> dict[str, str]:
         "type_k": row["type_k"],
         "type_v": row["type_v"],
         "n_cpu_moe": str(row["n_cpu_moe"]),
+        "activations": row["activations"],
         "test": row["test"],
         "t/s": speed,
         "limit": f"{limit:.0f}" if limit else "",

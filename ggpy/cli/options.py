@@ -108,14 +108,7 @@ def add_machine(group: Any) -> None:
         help="on a GPU: a token's bits never depend on the batch; prompts, and batches of more "
         "than 8 sequences, take 3 to 5 times as long",
     )
-    group.add_argument(
-        "--activations",
-        choices=["auto", "f16", "q8_1", "q16", "q8", "f32"],
-        default="auto",
-        help="type of activations that are multiplied with quantised weights: f16 or q8_1 on a GPU "
-        "(f16); q16, q8 or f32 on the CPU (q16)",
-    )
-    group.add_argument("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
+    add_products(group)
     group.add_argument(*CPU_MOE, action="store_true", help=CPU_MOE_HELP)
     group.add_argument(
         *N_CPU_MOE,
@@ -124,6 +117,18 @@ def add_machine(group: Any) -> None:
         metavar="N",
         help="the same for the experts of the first N layers (0)",
     )
+
+
+def add_products(group: Any) -> None:
+    """The options for how matrices are multiplied."""
+    group.add_argument(
+        "--activations",
+        choices=["auto", "f16", "q8_1", "q16", "q8", "f32"],
+        default="auto",
+        help="type of activations that are multiplied with quantised weights: f16 or q8_1 on a GPU "
+        "(f16); q16, q8 or f32 on the CPU (q16)",
+    )
+    group.add_argument("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
 
 
 def n_cpu_moe(options: argparse.Namespace) -> int:

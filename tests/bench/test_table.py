@@ -51,6 +51,7 @@ MACHINE = Machine(
     cpu="A CPU",
     gpu="NVIDIA H200",
     driver="13.0",
+    activations="f16",
     n_threads=2,
     ordinal=0,
     commit="abc1234",

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from timed_device import TimedDevice
 
+from ggpy.backends import choose
 from ggpy.backends.cuda.backend import Cuda
+from ggpy.backends.interface import Ops
 from ggpy.bench.kernels.ceilings import Ceilings
 from ggpy.bench.table import FIELDS, SAMPLES
 from ggpy.util import paths, simulated
@@ -47,6 +50,27 @@ def test_types_of_keys_and_values(program: ModuleType, capsys: pytest.CaptureFix
     assert types == [("q8_0", "f32", "")] * 2 + [("bf16", "f32", "")] * 2
     table = captured.err
     assert "| type_k |" in table and "type_v" not in table and "|   q8_0 |" in table
+
+
+def test_activations(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They reach the backend, which says which ones it has: numpy's are float32."""
+    asked = []
+
+    def recorded(*args: Any, **kinds: str) -> Ops:
+        asked.append(kinds["activations"])
+        return choose(*args, **kinds)
+
+    monkeypatch.setattr("ggpy.backends.choose", recorded)
+    words = [*QUICK, "--synthetic", "tiny:Q8_0", "-o", "json", "-oe", "md"]
+    assert program.main([*words, "--activations", "q8"]) == 0
+    captured = capsys.readouterr()
+    assert {*asked} == {"q8"}
+    assert [row["activations"] for row in json.loads(captured.out)] == ["f32"] * 2
+    assert "| activations |" in captured.err
+    assert program.main(words) == 0
+    assert "activations" not in capsys.readouterr().err
 
 
 def test_numbers_of_threads(program: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +108,8 @@ def test_markdown_says_what_failed_and_goes_on(
         (["-m", "none.gguf"], "there is no file none.gguf"),
         (["--synthetic", "tiny:Q8_0", "--device", "gpu"], "unknown device 'gpu'"),
         (["--report", "/nowhere"], "no .json files"),
+        ([*QUICK, "--synthetic", "tiny:Q8_0", "--activations", "f16"], "nothing for the CPU"),
+        (["--plan", "tiny:Q8_0", "--activations", "q16"], "--plan is of a GPU"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(
@@ -196,6 +222,9 @@ def test_the_plan_of_a_model_needs_no_gpu(
     ]  # fmt: skip
     kernels = {row.split("|")[4].strip() for row in rows if row}
     assert kernels == {"gemm_decode", "decode_attention", "gemm_prefill", "prefill_attention"}
+    assert tool("bench").main([*words, "--activations", "q8_1"]) == 0
+    kernels = {row.split("|")[4].strip() for row in capsys.readouterr().out.splitlines()[4:-1]}
+    assert kernels == {"mul_mat_vec_q", "decode_attention", "prefill_attention"}
 
 
 def test_a_plan_of_no_model_is_an_error(

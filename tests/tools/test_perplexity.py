@@ -364,6 +364,8 @@ def test_what_cannot_be_done(
     assert "--plot draws a table over types" in refused(model, "-f", TEXT, "--plot", "x.png")
     assert "--chunks 0" in refused(model, "-f", TEXT, *CPU, "--chunks", "0")
     assert "No such file" in refused(model, "-f", tmp_path / "none", *CPU)
+    f16 = refused(model, "-f", TEXT, *QUICK, "--activations", "f16")
+    assert "--activations f16 is nothing for the CPU: it has q16, q8" in f16
     assert "name it with --kl-divergence-base" in refused(model, "--kl-divergence")
     assert "no matrix has rows" in refused(model, "-f", TEXT, *QUICK, "--types", "q8_0,q4_k")
     assert "cannot quantise to 'q9'" in refused(model, "-f", TEXT, *QUICK, "--types", "q9")

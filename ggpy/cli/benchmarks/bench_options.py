@@ -13,7 +13,7 @@ from itertools import product
 from ...bench.workload import Test
 from ...cache_types import AUTO, CACHE_TYPES
 from .. import llama_cpp, simulated
-from ..options import ALL_LAYERS, CPU_MOE, GEMM, N_CPU_MOE
+from ..options import ALL_LAYERS, CPU_MOE, N_CPU_MOE, add_products
 from ..parser import MODEL, Parser, add_threads, positive
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
@@ -64,7 +64,7 @@ def _add_models(p: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--device", default="auto", help="auto, cpu, numpy, cuda or cuda:N (auto)")
     simulated.add_option(group)
-    group.add_argument("--gemm", choices=["auto", "cublas"], default="auto", help=GEMM)
+    add_products(group)
     add_threads(group, type=thread_counts, default=[None])
 
 
