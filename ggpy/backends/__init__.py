@@ -91,6 +91,8 @@ def _on_cpu(
                 note(f"numpy computes, which is slow: numba cannot be imported ({error})")
     from .numpy.backend import Reference
 
+    if activations == "q8":
+        note("numpy computes in float32: --activations q8 has no effect")
     return Reference(n_threads, reason=reason, note=note)
 
 

@@ -85,6 +85,13 @@ def test_activations_of_another_device_are_refused(
         choose("auto", 1, activations=activations)
 
 
+def test_activations_of_8_bits_are_nothing_to_numpy() -> None:
+    told: list[str] = []
+    for activations in ("auto", "q16", "f32", "q8"):
+        choose("numpy", 1, told.append, activations=activations)
+    assert told == ["numpy computes in float32: --activations q8 has no effect"]
+
+
 def test_without_a_gpu_auto_is_the_cpu_and_says_why(machine: Any) -> None:
     machine(NoGpu("no NVIDIA driver is installed"))
     ops = choose("auto", 1)
