@@ -23,6 +23,7 @@ from typing import Any
 
 from ggpy.bench.compare_table import KIND, markdown
 from ggpy.bench.machine import now
+from ggpy.cli.options import add_products
 from ggpy.cli.parser import MODEL, Parser, number_or_auto, positive
 from ggpy.util.outcome import ended
 
@@ -62,6 +63,7 @@ def parser() -> Parser:
         metavar="N",
         help="CPU threads of both (ggpy's default)",
     )
+    add_products(found)
     add(
         "--llama-args", metavar="ARGS", default=None,
         help="options for llama-bench alone ('-ngl 99 -fa 1 -sm none -mg N' when ggpy runs on GPU "
@@ -146,7 +148,8 @@ def alternate(
 def our_options(options: argparse.Namespace) -> list[str]:
     """Options of ours alone."""
     threads = ["-t", str(options.threads)] if options.threads else []
-    return ["--device", options.device, *threads]
+    products = ["--activations", options.activations, "--gemm", options.gemm]
+    return ["--device", options.device, *products, *threads]
 
 
 def their_options(options: argparse.Namespace, ours: Row) -> list[str]:
