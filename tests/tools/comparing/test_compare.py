@@ -102,6 +102,16 @@ def test_markdown(
     assert "llama.cpp 0123abc on A CPU" in out and "the machine was busy" in out
 
 
+def test_activations_are_those_of_ggpy(
+    program: ModuleType, llama_bench: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program.main([*words, "--rounds", "1", "--activations", "q8"]) == 0
+    assert "--activations" not in calls(llama_bench)[0]
+    capsys.readouterr()
+    assert program.main([*words, "--activations", "f16"]) == 1
+    assert "--activations f16 is nothing for the CPU" in capsys.readouterr().err
+
+
 def test_a_program_that_fails_is_status_1(
     program: ModuleType, llama_bench: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
