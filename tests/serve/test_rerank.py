@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import httpx
 import pytest
 from checkpoints import to_gguf
 from embedder_checkpoints import reranker
-from running_server import RunningServer, eventually, idle, running
+from running_server import RunningServer, calls_apart, eventually, idle, running, settled
 from scripted_service import ScriptedService, serving
 
 from ggpy.runtime.embedding.relevance import document_prompts, relevance
@@ -144,22 +143,10 @@ def test_a_document_that_is_too_long_is_named(ranker: RunningServer) -> None:
 def test_a_client_that_leaves_ends_the_ranking(
     ranker: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, n_calls = ranker.engine.apart, 0
-
-    def apart(work: Any) -> Any:
-        nonlocal n_calls
-        n_calls += 1
-        time.sleep(0.02)
-        return plain(work)
-
-    monkeypatch.setattr(ranker.engine, "apart", apart)
-    with pytest.raises(httpx.TimeoutException):
-        body = {"query": "cat", "documents": ["a red cat " * 20] * 400}
-        httpx.post(ranker.url + "/v1/rerank", json=body, timeout=1)
-    time.sleep(0.3)  # a group may be under way
-    seen = n_calls
-    time.sleep(0.3)
-    assert 0 < seen == n_calls < 400
+    calls = calls_apart(ranker, monkeypatch)
+    body = {"query": "cat", "documents": ["a red cat " * 20] * 400}
+    ranker.leave("/v1/rerank", body, lambda: len(calls) > 0)
+    assert settled(lambda: len(calls)) < 400
 
 
 def test_a_model_that_is_no_reranker_says_so(server: RunningServer) -> None:

@@ -9,10 +9,9 @@ import threading
 import time
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
-from running_server import RunningServer, eventually, idle, running
+from running_server import RunningServer, calls_apart, eventually, idle, running, settled
 
 from ggpy.grammar import GrammarUntried
 from ggpy.serve.answers.worker import EngineWorker
@@ -48,35 +47,17 @@ def test_clients_that_ask_again_at_once_leave_room_for_steps() -> None:
     assert engine.steps >= n_calls, "each client has one call between two steps at most"
 
 
-def calls_of(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that grows with each piece of work apart from sequences."""
-    calls: list[int] = []
-    plain = server.engine.apart
-
-    def apart(work: Any) -> Any:
-        calls.append(1)
-        time.sleep(0.01)
-        return plain(work)
-
-    monkeypatch.setattr(server.engine, "apart", apart)
-    return calls
-
-
 def test_it_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(metrics=True) as server:
-        calls, asked = calls_of(server, monkeypatch), ["a b c d e f g h " * 5] * 400
+        calls, asked = calls_apart(server, monkeypatch), ["a b c d e f g h " * 5] * 400
         for path, body in (
             ("/v1/embeddings", {"input": asked}),
             ("/embeddings", {"content": asked}),
         ):
             calls.clear()
-            with pytest.raises(httpx.TimeoutException):
-                httpx.post(server.url + path, json=body, timeout=0.5)
-            assert eventually(lambda: idle(server) and len(calls) > 0)
-            time.sleep(0.2)  # a group may be under way
-            seen = len(calls)
-            time.sleep(0.3)
-            assert len(calls) == seen < len(asked), path
+            server.leave(path, body, lambda: len(calls) > 0)
+            assert settled(lambda: len(calls)) < len(asked), path
+            assert eventually(lambda: idle(server))
         counted = server.client.get("/metrics").text
         assert 'path="/v1/embeddings",status="499"} 1' in counted.replace(", ", ",")
 

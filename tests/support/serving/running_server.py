@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from ggpy import model
 from ggpy.sampling import SamplingParams
@@ -48,6 +51,14 @@ class RunningServer:
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.client.post(path, json=body)
+
+    def leave(self, path: str, body: Any, once: Callable[[], bool]) -> None:
+        """Post a body, and close the connection as soon as something holds."""
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: tests\r\nContent-Length: {len(content)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", self.port)) as client:
+            client.sendall(head.encode() + content)
+            assert eventually(once)
 
     def join(self) -> None:
         self._thread.join(30)
@@ -102,6 +113,34 @@ def eventually(holds: Callable[[], bool], seconds: float = 10) -> bool:
             return True
         time.sleep(0.01)
     return holds()
+
+
+def settled(count: Callable[[], int], seconds: float = 0.3) -> int:
+    """A count that did not change for some seconds, or the one after 10 seconds."""
+    seen, since = count(), time.monotonic()
+
+    def has_settled() -> bool:
+        nonlocal seen, since
+        if count() != seen:
+            seen, since = count(), time.monotonic()
+        return time.monotonic() > since + seconds
+
+    eventually(has_settled)
+    return seen
+
+
+def calls_apart(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows with each piece of work apart from sequences, which takes 10 ms more."""
+    calls: list[int] = []
+    plain = server.engine.apart
+
+    def apart(work: Any) -> Any:
+        calls.append(1)
+        time.sleep(0.01)
+        return plain(work)
+
+    monkeypatch.setattr(server.engine, "apart", apart)
+    return calls
 
 
 def metric(server: RunningServer, name: str) -> float:
