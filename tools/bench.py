@@ -18,7 +18,7 @@ import gc
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import product, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the program; its exit status: 0, 1 if a test failed, 2 for bad usage, 130 interrupted."""
     words = sys.argv[1:] if argv is None else argv
     options = llama_cpp.parse(parser(), words)
+    note.cache_clear()
     if options.report:
         return ended(lambda: report(Path(options.report)), program="ggpy bench")
     if options.plan:
@@ -206,9 +207,9 @@ def profiled(
     from ggpy.bench.runs import Bench, alike
 
     ceilings = Ceilings(machine.bandwidth, machine.matrix_rate, machine.gpu)
-    note = say if options.progress else lambda message: None
+    progress = say if options.progress else lambda message: None
     for synthetic, name in options.models:
-        case = Bench(partial(open_model, synthetic, name), lambda: ops, name, say=note)
+        case = Bench(partial(open_model, synthetic, name), lambda: ops, name, say=progress)
         try:
             for group in alike(steps):
                 for found in profiles(case, group, ops, ceilings):
@@ -221,6 +222,12 @@ def profiled(
 
 def say(message: str) -> None:
     print(f"ggpy bench: {message}", file=sys.stderr, flush=True)
+
+
+@cache
+def note(message: str) -> None:
+    """Say it once in a run: ops are opened for the machine and for each model."""
+    say(message)
 
 
 def open_model(synthetic: bool, name: str, empty: bool = False) -> Any:
@@ -242,7 +249,7 @@ def open_ops(options: argparse.Namespace, n_threads: int | None) -> Ops:
     from ggpy.backends import choose
 
     kinds = {"activations": options.activations, "gemm": options.gemm}
-    return choose(options.device, n_threads, say, **kinds)
+    return choose(options.device, n_threads, note, **kinds)
 
 
 # The machine

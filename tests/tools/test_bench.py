@@ -69,6 +69,7 @@ def test_activations(
     assert {*asked} == {"q8"}
     assert [row["activations"] for row in json.loads(captured.out)] == ["f32"] * 2
     assert "| activations |" in captured.err
+    assert captured.err.count("--activations q8 has no effect") == 1, "it is said once"
     assert program.main(words) == 0
     assert "activations" not in capsys.readouterr().err
 
