@@ -257,15 +257,12 @@ def open_ops(options: argparse.Namespace, n_threads: int | None) -> Ops:
 
 def describe(options: argparse.Namespace, command: str, n_threads: int | None) -> Machine:
     """What all rows say about the machine, its ceilings among it; ValueError for --device."""
-    from ggpy.backends import GPU_ACTIVATIONS
     from ggpy.bench.kernels.ceilings import Ceilings, ceilings_of
     from ggpy.bench.machine import commit, cpu_name, now
     from ggpy.bench.table import Machine
 
     ops = open_ops(options, n_threads)
     gpu = getattr(getattr(ops, "device", None), "gpu", None)
-    on_cpu = getattr(ops, "activations", "f32")
-    activations = on_cpu if gpu is None else GPU_ACTIVATIONS[options.activations]
     if options.progress:
         say("measuring the ceilings")
     try:
@@ -278,7 +275,7 @@ def describe(options: argparse.Namespace, command: str, n_threads: int | None) -
         cpu=cpu_name(),
         gpu=gpu.name if gpu else "",
         driver=gpu.driver if gpu else "",
-        activations=activations,
+        activations=ops.activations,
         n_threads=getattr(ops, "n_threads", None) or n_threads or 1,
         ordinal=gpu.ordinal if gpu else 0,
         commit=commit(),

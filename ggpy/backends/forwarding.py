@@ -36,6 +36,7 @@ class Forwarding:
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
         self.name, self.reason, self.asynchronous = ops.name, ops.reason, ops.asynchronous
+        self.activations = ops.activations
 
     def plan_memory(self, demand: Demand) -> int:
         return self._ops.plan_memory(demand)

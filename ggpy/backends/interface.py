@@ -125,6 +125,7 @@ class Ops(Protocol):
 
     name: str  # "cpu", "cuda:0": what the user sees
     reason: str  # why this backend was chosen, one clause
+    activations: str  # quantised weights' input: "f16", "q8_1"; on the CPU "q16", "q8", "f32"
     asynchronous: bool  # run and sample return before they are done: running ahead pays
 
     def plan_memory(self, demand: Demand) -> int:

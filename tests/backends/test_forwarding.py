@@ -16,7 +16,7 @@ METHODS = {name: f for name, f in vars(Ops).items() if inspect.isfunction(f) and
 class Noting:
     """Ops that note each call, and return something of their own for it."""
 
-    name, reason, asynchronous = "noting", "a test", True
+    name, reason, asynchronous, activations = "noting", "a test", True, "f16"
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -35,7 +35,7 @@ class Noting:
 
 def test_the_contract_is_walked() -> None:
     assert {"mix", "feed_forward", "run", "plan_memory", "clear_pages"} <= set(METHODS)
-    assert set(Ops.__annotations__) == {"name", "reason", "asynchronous"}
+    assert set(Ops.__annotations__) == {"name", "reason", "asynchronous", "activations"}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -55,6 +55,7 @@ def test_every_op_is_forwarded(name: str) -> None:
 def test_what_a_backend_says_of_itself_is_forwarded() -> None:
     ops = Forwarding(Noting())  # type: ignore[arg-type]
     assert (ops.name, ops.reason, ops.asynchronous) == ("noting", "a test", True)
+    assert ops.activations == "f16"
 
 
 def test_chained_probes_are_told_in_turn() -> None:

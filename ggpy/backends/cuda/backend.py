@@ -83,6 +83,7 @@ class Cuda:
         4 sequences 2 to 5 times slower.
         """
         self.device, self.name, self.reason = device, name, reason
+        self.activations: str = activations
         self._note = note
         self._graphs = Graphs(device)
         policy = {"batch_invariant": batch_invariant, "activations": activations, "gemm": gemm}

@@ -52,6 +52,7 @@ class Reference:
     """
 
     name = "cpu"
+    activations: str = "f32"
     asynchronous = False
 
     def __init__(
